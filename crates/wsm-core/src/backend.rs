@@ -21,6 +21,9 @@ use crate::{
     workspace::ManagedWorkspace,
 };
 
+/// The [code](crate::Error::code) of the error that refuses another user's workspace.
+pub const FOREIGN_OWNER: &str = "foreign_owner";
+
 /// A kind of place that workspaces live in.
 ///
 /// # Contract

@@ -210,7 +210,7 @@ mod tests {
             assert_eq!(encoding.encode(id), name);
         }
         let name = Encoding::DNS_LABEL.encode(&long);
-        assert_eq!(name, "userx40userx40userx40userx40uxxf0f6d6d4b8f3a4ef9c7bb5f3b6a5d6c7e");
+        assert_eq!(name, "userx40userx40userx40userx40uxx6a90c0c241d2a6eefb9f203ed0aae8a7");
     }
 
     proptest! {

@@ -8,18 +8,20 @@ mod encode;
 mod error;
 mod event;
 mod exec;
+mod exec_files;
 mod files;
 mod guard;
 mod id;
 mod layer;
 mod manager;
+pub mod memory;
 mod policy;
 mod scope;
 mod workspace;
 
 pub use backend::{
-    Backend, BackendConfig, Cause, Checkpoint, FoundState, FoundWorkspace, InitProgram, Loss, OpenRequest, Opened,
-    Outcome, OutcomeKind, Placement, Probe, SweepTrigger,
+    Backend, BackendConfig, Cause, Checkpoint, FOREIGN_OWNER, FoundState, FoundWorkspace, InitProgram, Loss,
+    OpenRequest, Opened, Outcome, OutcomeKind, Placement, Probe, SweepTrigger,
 };
 pub use capability::Capabilities;
 pub use capture::Capture;
@@ -31,6 +33,7 @@ pub use exec::{
     Command, DEFAULT_OUTPUT_LIMIT, ExecResult, ExitStatus, Output, Process, ProcessControl, ProcessEvent,
     ProcessOutput, ProcessStdin, Signal,
 };
+pub use exec_files::ExecFiles;
 pub use files::{
     ByteStream, DirEntry, FileKind, MAX_PATH_BYTES, Metadata, ReadFile, ReadOptions, RemoveOptions, WriteOptions,
     byte_stream, validate_path,
@@ -39,7 +42,8 @@ pub use guard::CapabilityGuard;
 pub use id::{AgentId, IdError, MAX_ID_BYTES, SessionId, UserId, WorkspaceId};
 pub use layer::{Layer, OpenedInfo};
 pub use manager::{
-    CachedState, CachedWorkspace, CloseOptions, CloseReport, GetRequest, Opening, WorkspaceHandle, WorkspaceManager,
+    CachedState, CachedWorkspace, CachingManager, CloseOptions, CloseReport, GetRequest, ManagerBuilder,
+    ManagerSettings, Opening, Prewarm, WorkspaceHandle, WorkspaceManager,
 };
 pub use policy::IsolationPolicy;
 pub use scope::Scope;

@@ -4,6 +4,7 @@ use std::{fmt, ops::Deref, sync::Arc};
 
 use serde::Serialize;
 
+use super::epoch::Lease;
 use crate::{
     backend::{Outcome, OutcomeKind},
     id::WorkspaceId,
@@ -45,7 +46,7 @@ pub struct WorkspaceHandle {
     workspace: Arc<dyn Workspace>,
     opening: Arc<Opening>,
     /// Held for its drop. None for a workspace that nobody evicts.
-    _lease: Option<()>,
+    _lease: Option<Lease>,
 }
 
 impl WorkspaceHandle {
@@ -56,7 +57,7 @@ impl WorkspaceHandle {
         Self { workspace, opening: Arc::new(opening), _lease: None }
     }
 
-    pub(super) fn leased(workspace: Arc<dyn Workspace>, opening: Arc<Opening>, lease: ()) -> Self {
+    pub(super) fn leased(workspace: Arc<dyn Workspace>, opening: Arc<Opening>, lease: Lease) -> Self {
         Self { workspace, opening, _lease: Some(lease) }
     }
 

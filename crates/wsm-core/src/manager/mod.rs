@@ -1,6 +1,19 @@
 //! Managers: who gets which workspace, and what happens to it in between.
 
+mod caching;
+mod clock;
+mod core;
+mod epoch;
+mod evict;
+mod flight;
 mod handle;
+mod hub;
+mod leased;
+mod prewarm;
+mod settings;
+mod shutdown;
+mod slot;
+mod sweep;
 
 use std::{
     fmt,
@@ -12,7 +25,9 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use serde::Serialize;
 
+pub use caching::{CachingManager, ManagerBuilder};
 pub use handle::{Opening, WorkspaceHandle};
+pub use settings::{ManagerSettings, Prewarm};
 
 use crate::{
     backend::{FoundWorkspace, Probe},

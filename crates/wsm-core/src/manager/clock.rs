@@ -1,0 +1,39 @@
+//! Points in time that fit an atomic.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Counts nanoseconds of tokio's clock from its own creation. Follows a paused clock.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Clock {
+    base: Instant,
+}
+
+/// Later than any time.
+pub(super) const NEVER: u64 = u64::MAX;
+
+impl Clock {
+    pub(super) fn new() -> Self {
+        Self { base: Instant::now() }
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        nanos(self.base.elapsed())
+    }
+
+    /// The point in time this long from now.
+    pub(super) fn after(&self, duration: Duration) -> u64 {
+        self.now().saturating_add(nanos(duration))
+    }
+
+    /// The point in time this long from now, or never.
+    pub(super) fn after_if(&self, duration: Option<Duration>) -> u64 {
+        duration.map_or(NEVER, |duration| self.after(duration))
+    }
+}
+
+/// A duration as nanoseconds, 584 years at most.
+pub(super) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(NEVER)
+}

@@ -1,0 +1,335 @@
+//! Flights: tasks that open a workspace, or ask after its health, for everybody who waits for it.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+
+use super::{
+    Opening,
+    core::{Core, answer},
+    epoch::{Epoch, EpochParts},
+    leased::LeasedWorkspace,
+    slot::{Doubt, Live, Reply, Slot, State, Waiter},
+};
+use crate::{
+    backend::{Cause, FOREIGN_OWNER, OpenRequest, Opened, Outcome, Placement},
+    coordinate::{Entered, Release},
+    error::{Error, ErrorKind, Result},
+    event::{EventKind, EvictReason},
+    exec_files::ExecFiles,
+    guard::CapabilityGuard,
+    id::UserId,
+    layer::OpenedInfo,
+    workspace::{Health, ManagedWorkspace},
+};
+
+/// What a flight knows when it starts.
+#[derive(Debug, Default)]
+pub(super) struct FlightPlan {
+    pub(super) owner: Option<UserId>,
+    pub(super) placement: Option<Placement>,
+    /// How an earlier opening ended that nobody was told.
+    pub(super) untold: Option<Outcome>,
+    /// Why the former epoch died, if one did.
+    pub(super) cause: Option<Cause>,
+    /// The place under `max_workspaces` that the former epoch had.
+    pub(super) room: Option<OwnedSemaphorePermit>,
+}
+
+/// A failed opening.
+struct Failure {
+    error: Error,
+    /// How the backend's part had ended before something above it failed.
+    untold: Option<Outcome>,
+    /// What could not be put away again.
+    epoch: Option<Arc<Epoch>>,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, untold: None, epoch: None }
+    }
+}
+
+/// Frees the slot when its flight ends without an answer, as a panic or the end of the runtime make it do.
+struct Landing<'a> {
+    core: &'a Core,
+    slot: &'a Slot,
+    landed: bool,
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        if !self.landed {
+            let mut state = self.slot.lock();
+            self.slot.set(&mut state, State::Doubtful(Doubt::default()));
+            drop(state);
+            let error = Error::new(ErrorKind::Backend, "the flight panicked or was stopped");
+            self.core.hub.failed(&self.slot.id, "open", &error);
+        }
+    }
+}
+
+impl Core {
+    /// Starts the flight of a slot whose state is `Opening` already.
+    pub(super) fn spawn_opening(self: &Arc<Self>, slot: &Arc<Slot>, plan: FlightPlan) {
+        let (core, slot) = (Arc::clone(self), Arc::clone(slot));
+        self.tasks.spawn(async move { core.fly(&slot, plan).await });
+    }
+
+    /// Starts the health check of a slot whose state is `Checking` already.
+    pub(super) fn spawn_check(self: &Arc<Self>, slot: &Arc<Slot>, live: Arc<Live>, plan: FlightPlan) {
+        let (core, slot) = (Arc::clone(self), Arc::clone(slot));
+        self.tasks.spawn(async move { core.check(&slot, live, plan).await });
+    }
+
+    /// Opens the workspace and answers all who wait.
+    async fn fly(self: &Arc<Self>, slot: &Slot, mut plan: FlightPlan) {
+        let mut landing = Landing { core: self, slot, landed: false };
+        let started = Instant::now();
+        let result = tokio::select! {
+            biased;
+            () = self.abort.cancelled() => {
+                Err(Error::new(ErrorKind::ShuttingDown, "the shutdown came before the workspace was open").into())
+            }
+            result = self.open(slot, &mut plan) => result,
+        };
+        landing.landed = true;
+        match result {
+            Ok(live) => {
+                let opening = live.epoch.opening.outcome.clone();
+                self.publish(slot, live);
+                self.hub.send(&slot.id, EventKind::Opened { opening, duration: started.elapsed() });
+            }
+            Err(failure) => {
+                self.hub.failed(&slot.id, "open", &failure.error);
+                self.give_up(slot, failure, &plan);
+            }
+        }
+    }
+
+    /// Makes the workspace visible and gives every waiter a lease, in one step that no eviction can come between.
+    fn publish(&self, slot: &Slot, live: Arc<Live>) {
+        let mut state = slot.lock();
+        if let State::Opening(waiters) = std::mem::replace(&mut *state, State::Vacant) {
+            answer(self, waiters, &live);
+        }
+        slot.set(&mut state, State::Live(live));
+    }
+
+    /// Tells the waiters of the error. One who asked as somebody else than the flight may have better luck.
+    fn give_up(&self, slot: &Slot, failure: Failure, plan: &FlightPlan) {
+        let Failure { error, untold, epoch } = failure;
+        let waiters = {
+            let mut state = slot.lock();
+            let waiters = match &mut *state {
+                State::Opening(waiters) => std::mem::take(waiters),
+                _ => Vec::new(),
+            };
+            if untold.is_some() || epoch.is_some() {
+                slot.set(&mut state, State::Doubtful(Doubt { epoch, untold }));
+            } else {
+                self.retire(slot, &mut state);
+            }
+            waiters
+        };
+        for Waiter { user, reply } in waiters {
+            let another = error.code() == FOREIGN_OWNER && user != plan.owner;
+            let _ = reply.send(if another { Reply::AskAgain } else { Reply::Done(Err(error.clone())) });
+        }
+    }
+
+    async fn open(self: &Arc<Self>, slot: &Slot, plan: &mut FlightPlan) -> Result<Arc<Live>, Failure> {
+        let place = |error: Error| self.place(error, "open").with_workspace(&slot.id);
+        let room = match plan.room.take() {
+            Some(room) => Some(room),
+            None => self.make_room().await.map_err(place)?,
+        };
+        let _permit = self
+            .provisioning
+            .acquire()
+            .await
+            .map_err(|_| place(Error::new(ErrorKind::ShuttingDown, "the workspace manager is shutting down")))?;
+        let inner = self.backend.capabilities();
+        let enter = self.coordinator.enter(&slot.id, inner.node_bound);
+        let Entered { lock, checkpoint, valid_for } =
+            self.within(self.settings.open_timeout, "enter", enter).await.map_err(place)?;
+        self.note_validity(valid_for);
+
+        let mut request = OpenRequest::new(slot.id.clone())
+            .with_checkpoint(checkpoint.clone())
+            .with_foreign_owner_allowed(self.settings.allow_foreign_owner);
+        request.owner = plan.owner.clone();
+        request.placement = plan.placement.clone();
+        let opened = async {
+            let mut capabilities = inner;
+            for layer in &self.layers {
+                layer.prepare(capabilities, &mut request)?;
+                capabilities = layer.capabilities(capabilities);
+            }
+            self.backend.open(request).await
+        };
+        let opened = match self.within(self.settings.open_timeout, "open", opened).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                // Nothing is held here, so the next replica may try at once.
+                if let Err(error) = lock.release(Release::Vacate(checkpoint)).await {
+                    self.hub.failed(&slot.id, "release", &error);
+                }
+                return Err(place(error).into());
+            }
+        };
+
+        let Opened { workspace, outcome, idle_stop } = opened;
+        self.note_validity(idle_stop);
+        let mut outcome = match plan.untold.take() {
+            Some(untold) => outcome.after(untold),
+            None => outcome,
+        };
+        if outcome.cause.is_none() {
+            outcome.cause = plan.cause;
+        }
+        let generation = workspace.info().generation;
+        let number = self.openings.fetch_add(1, Ordering::Relaxed) + 1;
+        let epoch_of = |managed, room| {
+            Epoch::new(EpochParts {
+                clock: self.clock,
+                owner: plan.owner.clone(),
+                opening: Opening::new(outcome.clone(), generation, number),
+                idle_stop,
+                held_for: valid_for,
+                managed,
+                room,
+            })
+        };
+        let bare: Arc<dyn ManagedWorkspace> = Arc::new(CapabilityGuard::new(workspace, inner));
+        let info = OpenedInfo::new(slot.id.clone(), outcome.clone(), generation);
+        let wrapped = self.within(self.settings.open_timeout, "wrap", self.wrap(Arc::clone(&bare), &info)).await;
+        let managed = match wrapped {
+            Ok(managed) => managed,
+            Err(error) => {
+                let epoch = epoch_of(bare, room);
+                epoch.close();
+                let left = match self.put_away(&epoch, Some(lock)).await {
+                    Ok(_) => None,
+                    Err(error) => {
+                        self.hub.failed(&slot.id, "suspend", &error);
+                        Some(epoch)
+                    }
+                };
+                return Err(Failure { error: place(error), untold: Some(outcome), epoch: left });
+            }
+        };
+        if let Err(error) = lock.release(Release::Hold).await {
+            // Another replica may hold the workspace now, so this one must not touch it.
+            return Err(Failure { error: place(error), untold: Some(outcome), epoch: None });
+        }
+        let epoch = epoch_of(managed, room);
+        let workspace = Arc::new(LeasedWorkspace::new(Arc::clone(&epoch)));
+        Ok(Arc::new(Live { epoch, workspace }))
+    }
+
+    /// Stacks what belongs between the backend and the leases: file operations where the backend has none, the layers,
+    /// and the guard with the capabilities that result.
+    async fn wrap(&self, bare: Arc<dyn ManagedWorkspace>, info: &OpenedInfo) -> Result<Arc<dyn ManagedWorkspace>> {
+        let mut managed = bare;
+        if ExecFiles::applies_to(managed.capabilities()) {
+            managed = Arc::new(ExecFiles::new(managed));
+        }
+        for layer in &self.layers {
+            managed = layer.wrap(managed, info).await?;
+        }
+        if managed.capabilities() != self.capabilities || !self.layers.is_empty() {
+            managed = Arc::new(CapabilityGuard::new(managed, self.capabilities));
+        }
+        Ok(managed)
+    }
+
+    /// Asks whether a cached workspace still lives, and opens it anew when it is dead.
+    async fn check(self: &Arc<Self>, slot: &Slot, live: Arc<Live>, plan: FlightPlan) {
+        let mut landing = Landing { core: self, slot, landed: false };
+        let verdict = self.verdict(&live.epoch).await;
+        landing.landed = true;
+        match verdict {
+            Ok(Verdict::Alive) => {
+                let mut state = slot.lock();
+                if let State::Checking(_, waiters) = std::mem::replace(&mut *state, State::Vacant) {
+                    answer(self, waiters, &live);
+                }
+                slot.set(&mut state, State::Live(live));
+            }
+            Ok(Verdict::Dead(cause)) => {
+                self.hub.send(&slot.id, EventKind::Died { cause });
+                self.reopen(slot, &live.epoch, FlightPlan { cause: Some(cause), ..plan }).await;
+            }
+            Ok(Verdict::Lost) => {
+                let detached = live.epoch.managed.detach();
+                if let Err(error) = self.within(self.settings.suspend_timeout, "detach", detached).await {
+                    self.hub.failed(&slot.id, "detach", &error);
+                } else {
+                    self.hub.send(&slot.id, EventKind::Detached { reason: EvictReason::Abandoned });
+                }
+                self.reopen(slot, &live.epoch, plan).await;
+            }
+            Err(error) => {
+                self.hub.failed(&slot.id, "health", &error);
+                let error = self.place(error, "health").with_workspace(&slot.id);
+                let mut state = slot.lock();
+                if let State::Checking(_, waiters) = std::mem::replace(&mut *state, State::Vacant) {
+                    for waiter in waiters {
+                        let _ = waiter.reply.send(Reply::Done(Err(error.clone())));
+                    }
+                }
+                // Undecided: it stays as it was, and the next request asks again.
+                live.epoch.mark_suspect();
+                slot.set(&mut state, State::Live(live));
+            }
+        }
+    }
+
+    /// Opens a workspace anew whose epoch has ended, for the waiters that came during the check.
+    async fn reopen(self: &Arc<Self>, slot: &Slot, former: &Epoch, plan: FlightPlan) {
+        former.close();
+        let room = former.take_room();
+        {
+            let mut state = slot.lock();
+            let waiters = match &mut *state {
+                State::Checking(_, waiters) => std::mem::take(waiters),
+                _ => Vec::new(),
+            };
+            slot.set(&mut state, State::Opening(waiters));
+        }
+        self.fly(slot, FlightPlan { room, ..plan }).await;
+    }
+
+    async fn verdict(&self, epoch: &Epoch) -> Result<Verdict> {
+        let limit = self.settings.health_timeout;
+        if !epoch.is_held() {
+            let id = epoch.id().clone();
+            let renewed = self.within(limit, "renew", self.coordinator.renew(std::slice::from_ref(&id))).await?;
+            if renewed.lost.contains(&id) {
+                return Ok(Verdict::Lost);
+            }
+            epoch.held_for(renewed.valid_for);
+        }
+        match self.within(limit, "health", epoch.managed.health()).await {
+            Ok(Health::Alive(idle_stop)) => {
+                epoch.runs_for(idle_stop);
+                epoch.clear_suspicion();
+                Ok(Verdict::Alive)
+            }
+            Ok(Health::Dead(cause)) => Ok(Verdict::Dead(cause)),
+            // "This workspace is dead" is as definite as an error can be.
+            Err(error) if error.kind() == ErrorKind::Gone => Ok(Verdict::Dead(Cause::Unknown)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What became of a workspace that was asked after.
+enum Verdict {
+    Alive,
+    Dead(Cause),
+    /// It lives, but another replica has it now.
+    Lost,
+}

@@ -1,0 +1,67 @@
+//! Passes events on to whoever wants to hear them.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, stream};
+use tokio::sync::broadcast;
+
+use crate::{
+    error::Error,
+    event::{Event, EventKind, EventListener, EventStream},
+    id::WorkspaceId,
+};
+
+/// How many events a slow subscriber may lag behind before it misses the oldest.
+const BACKLOG: usize = 1024;
+
+#[derive(Debug)]
+pub(super) struct Hub {
+    listeners: Vec<Arc<dyn EventListener>>,
+    subscribers: broadcast::Sender<Event>,
+}
+
+impl Hub {
+    pub(super) fn new(listeners: Vec<Arc<dyn EventListener>>) -> Self {
+        Self { listeners, subscribers: broadcast::Sender::new(BACKLOG) }
+    }
+
+    pub(super) fn hit(&self, id: &WorkspaceId) {
+        for listener in &self.listeners {
+            listener.hit(id);
+        }
+    }
+
+    pub(super) fn send(&self, id: &WorkspaceId, kind: EventKind) {
+        match &kind {
+            EventKind::Failed { operation, error } => {
+                tracing::warn!(workspace_id = %id, operation, error, "operation failed");
+            }
+            kind => tracing::info!(workspace_id = %id, ?kind, "workspace event"),
+        }
+        let event = Event::now(id.clone(), kind);
+        for listener in &self.listeners {
+            listener.event(&event);
+        }
+        // No subscriber is no error.
+        let _ = self.subscribers.send(event);
+    }
+
+    pub(super) fn failed(&self, id: &WorkspaceId, operation: &'static str, error: &Error) {
+        self.send(id, EventKind::Failed { operation, error: error.report().to_string() });
+    }
+
+    pub(super) fn subscribe(&self) -> EventStream {
+        stream::unfold(self.subscribers.subscribe(), async |mut events| {
+            loop {
+                match events.recv().await {
+                    Ok(event) => return Some((event, events)),
+                    Err(broadcast::error::RecvError::Lagged(missed)) => {
+                        tracing::warn!(missed, "a subscriber of workspace events is too slow");
+                    }
+                    Err(broadcast::error::RecvError::Closed) => return None,
+                }
+            }
+        })
+        .boxed()
+    }
+}

@@ -1,0 +1,142 @@
+//! A buffer of ready workspaces under fresh ids.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use futures::{StreamExt, stream::FuturesUnordered};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::{
+    WorkspaceHandle,
+    core::Core,
+    flight::FlightPlan,
+    slot::{Reply, State, Waiter},
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    id::{UserId, WorkspaceId},
+};
+
+/// How long the buffer waits after a failure, at first and at most.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Ready workspaces. The handles are leases, so nothing in the buffer is put away.
+#[derive(Debug, Default)]
+pub(super) struct Buffer {
+    ready: Mutex<VecDeque<WorkspaceHandle>>,
+    taken: Notify,
+}
+
+impl Buffer {
+    fn take(&self) -> Option<WorkspaceHandle> {
+        let handle = self.ready.lock().pop_front();
+        if handle.is_some() {
+            self.taken.notify_one();
+        }
+        handle
+    }
+
+    /// Lets one workspace go so that somebody who asks by id finds room. Says whether there was one.
+    pub(super) fn give_up_one(&self) -> bool {
+        self.ready.lock().pop_front().is_some()
+    }
+
+    /// Lets all go.
+    pub(super) fn clear(&self) {
+        self.ready.lock().clear();
+    }
+
+    fn len(&self) -> usize {
+        self.ready.lock().len()
+    }
+}
+
+impl Core {
+    pub(super) fn start_prewarming(self: &Arc<Self>) {
+        let Some(prewarm) = self.settings.prewarm else { return };
+        let core = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let mut creating = FuturesUnordered::new();
+            let mut backoff = BACKOFF.0;
+            loop {
+                // What is being made counts as well, or a slow engine would be asked for ever more.
+                while core.has_spare_room()
+                    && creating.len() < prewarm.max_creating
+                    && core.buffer.len() + creating.len() < prewarm.size
+                {
+                    creating.push(core.prewarm_one());
+                }
+                tokio::select! {
+                    () = core.stop.cancelled() => return,
+                    () = core.buffer.taken.notified() => {}
+                    Some(made) = creating.next() => match made {
+                        Ok(handle) => {
+                            core.buffer.ready.lock().push_back(handle);
+                            backoff = BACKOFF.0;
+                        }
+                        Err(error) if error.kind() == ErrorKind::ShuttingDown => return,
+                        Err(_) => {
+                            tokio::select! {
+                                () = core.stop.cancelled() => return,
+                                () = tokio::time::sleep(backoff) => backoff = (backoff * 2).min(BACKOFF.1),
+                            }
+                        }
+                    },
+                }
+            }
+        });
+    }
+
+    fn has_spare_room(&self) -> bool {
+        self.room.as_ref().is_none_or(|room| room.available_permits() > 0)
+    }
+
+    async fn prewarm_one(self: &Arc<Self>) -> Result<WorkspaceHandle> {
+        self.miss_started(&WorkspaceId::random(), None, None).await
+    }
+
+    /// A new workspace for `user`: from the buffer when it holds one that is still good, else made now.
+    pub(super) async fn create_workspace(self: &Arc<Self>, user: &UserId) -> Result<WorkspaceHandle> {
+        self.refuse_when_closing()?;
+        self.start().await?;
+        while let Some(ready) = self.buffer.take() {
+            match self.claim(ready, user).await {
+                Ok(handle) => return Ok(handle),
+                Err(error) if error.kind() == ErrorKind::ShuttingDown => return Err(error),
+                // Not good after all. The next one may be.
+                Err(_) => {}
+            }
+        }
+        self.miss(&WorkspaceId::random(), Some(user.clone()), None).await
+    }
+
+    /// Makes a buffered workspace the user's own, by opening it once more in the user's name: that stores the owner and
+    /// shows that it still lives.
+    async fn claim(self: &Arc<Self>, ready: WorkspaceHandle, user: &UserId) -> Result<WorkspaceHandle> {
+        let wait = {
+            let slot = self.slots.get(ready.id()).ok_or_else(interrupted)?;
+            let mut state = slot.lock();
+            let State::Live(live) = &*state else { return Err(interrupted()) };
+            let live = Arc::clone(live);
+            live.epoch.close();
+            let (reply, wait) = tokio::sync::oneshot::channel();
+            slot.set(&mut state, State::Opening(vec![Waiter { user: Some(user.clone()), reply }]));
+            let plan = FlightPlan {
+                owner: Some(user.clone()),
+                untold: Some(live.epoch.opening.outcome.clone()),
+                room: live.epoch.take_room(),
+                ..FlightPlan::default()
+            };
+            self.spawn_opening(&slot, plan);
+            wait
+        };
+        match wait.await {
+            Ok(Reply::Done(result)) => result,
+            Ok(Reply::AskAgain) | Err(_) => Err(interrupted()),
+        }
+    }
+}
+
+fn interrupted() -> Error {
+    Error::new(ErrorKind::Gone, "the prewarmed workspace was put away before it was used")
+}

@@ -149,29 +149,24 @@ impl Core {
         Ok(())
     }
 
-    pub(super) fn get_workspace<'a>(
-        self: &'a Arc<Self>,
-        request: &'a GetRequest,
-    ) -> impl Future<Output = Result<WorkspaceHandle>> + Send + 'a {
-        async move {
-            self.refuse_when_closing()?;
-            self.sweep_after_get();
-            let assigned;
-            let id = match &request.workspace_id {
-                Some(id) => id,
-                None => {
-                    assigned = self.settings.isolation.assign(&request.scope);
-                    &assigned
-                }
-            };
-            if let Some(handle) = self.hit(id, &request.scope.user_id)? {
-                return Ok(handle);
+    pub(super) async fn get_workspace(self: &Arc<Self>, request: &GetRequest) -> Result<WorkspaceHandle> {
+        self.refuse_when_closing()?;
+        self.sweep_after_get();
+        let assigned;
+        let id = match &request.workspace_id {
+            Some(id) => id,
+            None => {
+                assigned = self.settings.isolation.assign(&request.scope);
+                &assigned
             }
-            let placement = IsolationPolicy::that_assigned(id, &request.scope)
-                .map(|policy| Placement { policy, scope: request.scope.clone() });
-            // Boxed, so that a hit does not carry the miss' state around.
-            Box::pin(self.miss(id, Some(request.scope.user_id.clone()), placement)).await
+        };
+        if let Some(handle) = self.hit(id, &request.scope.user_id)? {
+            return Ok(handle);
         }
+        let placement = IsolationPolicy::that_assigned(id, &request.scope)
+            .map(|policy| Placement { policy, scope: request.scope.clone() });
+        // Boxed, so that a hit does not carry the miss' state around.
+        Box::pin(self.miss(id, Some(request.scope.user_id.clone()), placement)).await
     }
 
     /// Answers from the cache, without a lock that a miss can hold and without I/O.
@@ -264,8 +259,8 @@ impl Core {
             State::Doubtful(doubt) => {
                 let doubt = std::mem::take(doubt);
                 slot.set(&mut state, State::Opening(vec![waiter]));
-                let room = doubt.epoch.and_then(|epoch| epoch.take_room());
-                self.spawn_opening(slot, FlightPlan { untold: doubt.untold, room, ..plan() });
+                let room = doubt.epoch.as_ref().and_then(|epoch| epoch.take_room());
+                self.spawn_opening(slot, FlightPlan { untold: doubt.untold, former: doubt.epoch, room, ..plan() });
             }
         }
         Ok(Step::Wait(wait))

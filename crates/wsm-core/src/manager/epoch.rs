@@ -183,6 +183,11 @@ impl Epoch {
         self.held_until.load(Ordering::Acquire) != NEVER
     }
 
+    /// Gets a place under `max_workspaces` back.
+    pub(super) fn set_room(&self, room: Option<OwnedSemaphorePermit>) {
+        *self.room.lock() = room;
+    }
+
     /// Gives up the place under `max_workspaces`, or hands it on.
     pub(super) fn take_room(&self) -> Option<OwnedSemaphorePermit> {
         self.room.lock().take()

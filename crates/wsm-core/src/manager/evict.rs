@@ -33,10 +33,10 @@ pub(super) enum PutAway {
 /// What came of the wish to put a workspace away.
 #[derive(Debug)]
 pub(super) enum Begun {
-    /// It is being put away, by this call or another one.
-    Settling(Settled),
-    /// It is being destroyed, by this call.
-    Destroying(Settled),
+    /// This call began it.
+    Started(Settled),
+    /// It is being put away or destroyed already.
+    Joined(Settled),
     /// Somebody uses it.
     InUse(Arc<Live>),
     /// It is being opened or checked.
@@ -108,7 +108,7 @@ impl Core {
         let epoch = match &mut *state {
             State::Vacant | State::Retired => return Begun::Nothing,
             State::Opening(_) | State::Checking(..) => return Begun::Busy,
-            State::Settling(settled) => return Begun::Settling(settled.clone()),
+            State::Settling(settled) => return Begun::Joined(settled.clone()),
             State::Live(live) => {
                 let closed = match condition {
                     Condition::IdleFor(ttl) if !live.epoch.expired(self.clock.now(), ttl) => false,
@@ -142,7 +142,7 @@ impl Core {
             settling.core.settle(&settling.slot, &epoch, reason, result.clone());
             settling.finish(result.map(drop));
         });
-        Begun::Settling(settled)
+        Begun::Started(settled)
     }
 
     fn settle(&self, slot: &Slot, epoch: &Arc<Epoch>, reason: EvictReason, result: Result<PutAway>) {
@@ -206,7 +206,13 @@ impl Core {
             let condition = if late && force { Condition::Always } else { Condition::Unused };
             match self.begin_eviction(&slot, condition, reason) {
                 Begun::Nothing => return Ok(false),
-                Begun::Settling(settled) | Begun::Destroying(settled) => return settled.wait().await.map(|()| true),
+                Begun::Started(settled) => return settled.wait().await.map(|()| true),
+                Begun::Joined(settled) => {
+                    // Whose attempt it was may have failed; then this one tries for itself.
+                    if settled.wait().await.is_ok() {
+                        return Ok(true);
+                    }
+                }
                 Begun::InUse(_) | Begun::Busy if late && !force => {
                     let message = format!("the workspace is still in use after {wait:?}: wait longer, or force it");
                     return Err(self.place(Error::new(ErrorKind::Conflict, message), "close").with_workspace(id));
@@ -244,13 +250,13 @@ impl Core {
         loop {
             let slot = self.slots.get_with_by_ref(id, || Slot::new(id.clone()));
             match self.begin_destruction(&slot) {
-                Begun::Settling(settled) => {
+                Begun::Started(settled) => return settled.wait().await,
+                Begun::Joined(settled) => {
                     // It was being put away already; only then comes its destruction.
                     let _ = settled.wait().await;
                 }
                 Begun::Busy => self.wait_for_flight(&slot).await,
                 Begun::InUse(_) | Begun::Nothing => {}
-                Begun::Destroying(settled) => return settled.wait().await,
             }
         }
     }
@@ -259,7 +265,7 @@ impl Core {
         let mut state = slot.lock();
         let epoch = match &mut *state {
             State::Retired => return Begun::Nothing,
-            State::Settling(settled) => return Begun::Settling(settled.clone()),
+            State::Settling(settled) => return Begun::Joined(settled.clone()),
             State::Opening(_) | State::Checking(..) => return Begun::Busy,
             State::Live(live) => {
                 live.epoch.close();
@@ -289,7 +295,7 @@ impl Core {
             }
             settling.finish(result);
         });
-        Begun::Destroying(settled)
+        Begun::Started(settled)
     }
 
     async fn destroy_now(&self, id: &WorkspaceId) -> Result<()> {
@@ -317,7 +323,8 @@ impl Core {
                 return Ok(Some(place));
             }
             if let Some(slot) = self.idle_for_longest() {
-                if let Begun::Settling(settled) = self.begin_eviction(&slot, Condition::Unused, EvictReason::Capacity) {
+                let begun = self.begin_eviction(&slot, Condition::Unused, EvictReason::Capacity);
+                if let Begun::Started(settled) | Begun::Joined(settled) = begun {
                     // One that could not be put away is doubtful then, and not chosen again.
                     let _ = settled.wait().await;
                 }

@@ -32,7 +32,9 @@ pub(super) struct FlightPlan {
     pub(super) untold: Option<Outcome>,
     /// Why the former epoch died, if one did.
     pub(super) cause: Option<Cause>,
-    /// The place under `max_workspaces` that the former epoch had.
+    /// A closed epoch that may still run. If the flight fails, it remains to be put away.
+    pub(super) former: Option<Arc<Epoch>>,
+    /// The place under `max_workspaces`: the former epoch's, until the flight has its own.
     pub(super) room: Option<OwnedSemaphorePermit>,
 }
 
@@ -55,15 +57,20 @@ impl From<Error> for Failure {
 struct Landing<'a> {
     core: &'a Core,
     slot: &'a Slot,
-    landed: bool,
+    /// What the slot becomes then.
+    fallback: Option<State>,
+}
+
+impl<'a> Landing<'a> {
+    fn of(core: &'a Core, slot: &'a Slot, fallback: State) -> Self {
+        Self { core, slot, fallback: Some(fallback) }
+    }
 }
 
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
-        if !self.landed {
-            let mut state = self.slot.lock();
-            self.slot.set(&mut state, State::Doubtful(Doubt::default()));
-            drop(state);
+        if let Some(fallback) = self.fallback.take() {
+            self.slot.set(&mut self.slot.lock(), fallback);
             let error = Error::new(ErrorKind::Backend, "the flight panicked or was stopped");
             self.core.hub.failed(&self.slot.id, "open", &error);
         }
@@ -85,7 +92,8 @@ impl Core {
 
     /// Opens the workspace and answers all who wait.
     async fn fly(self: &Arc<Self>, slot: &Slot, mut plan: FlightPlan) {
-        let mut landing = Landing { core: self, slot, landed: false };
+        let doubt = Doubt { epoch: plan.former.clone(), untold: plan.untold.clone() };
+        let mut landing = Landing::of(self, slot, State::Doubtful(doubt));
         let started = Instant::now();
         let result = tokio::select! {
             biased;
@@ -94,7 +102,7 @@ impl Core {
             }
             result = self.open(slot, &mut plan) => result,
         };
-        landing.landed = true;
+        landing.fallback = None;
         match result {
             Ok(live) => {
                 let opening = live.epoch.opening.outcome.clone();
@@ -103,7 +111,7 @@ impl Core {
             }
             Err(failure) => {
                 self.hub.failed(&slot.id, "open", &failure.error);
-                self.give_up(slot, failure, &plan);
+                self.give_up(slot, failure, plan);
             }
         }
     }
@@ -118,8 +126,12 @@ impl Core {
     }
 
     /// Tells the waiters of the error. One who asked as somebody else than the flight may have better luck.
-    fn give_up(&self, slot: &Slot, failure: Failure, plan: &FlightPlan) {
+    fn give_up(&self, slot: &Slot, failure: Failure, plan: FlightPlan) {
         let Failure { error, untold, epoch } = failure;
+        let (untold, epoch) = (untold.or(plan.untold), epoch.or(plan.former));
+        if let Some(epoch) = &epoch {
+            epoch.set_room(plan.room);
+        }
         let waiters = {
             let mut state = slot.lock();
             let waiters = match &mut *state {
@@ -141,10 +153,9 @@ impl Core {
 
     async fn open(self: &Arc<Self>, slot: &Slot, plan: &mut FlightPlan) -> Result<Arc<Live>, Failure> {
         let place = |error: Error| self.place(error, "open").with_workspace(&slot.id);
-        let room = match plan.room.take() {
-            Some(room) => Some(room),
-            None => self.make_room().await.map_err(place)?,
-        };
+        if plan.room.is_none() {
+            plan.room = self.make_room().await.map_err(place)?;
+        }
         let _permit = self
             .provisioning
             .acquire()
@@ -191,10 +202,11 @@ impl Core {
         }
         let generation = workspace.info().generation;
         let number = self.openings.fetch_add(1, Ordering::Relaxed) + 1;
+        let owner = plan.owner.clone();
         let epoch_of = |managed, room| {
             Epoch::new(EpochParts {
                 clock: self.clock,
-                owner: plan.owner.clone(),
+                owner: owner.clone(),
                 opening: Opening::new(outcome.clone(), generation, number),
                 idle_stop,
                 held_for: valid_for,
@@ -208,7 +220,7 @@ impl Core {
         let managed = match wrapped {
             Ok(managed) => managed,
             Err(error) => {
-                let epoch = epoch_of(bare, room);
+                let epoch = epoch_of(bare, None);
                 epoch.close();
                 let left = match self.put_away(&epoch, Some(lock)).await {
                     Ok(_) => None,
@@ -224,7 +236,7 @@ impl Core {
             // Another replica may hold the workspace now, so this one must not touch it.
             return Err(Failure { error: place(error), untold: Some(outcome), epoch: None });
         }
-        let epoch = epoch_of(managed, room);
+        let epoch = epoch_of(managed, plan.room.take());
         let workspace = Arc::new(LeasedWorkspace::new(Arc::clone(&epoch)));
         Ok(Arc::new(Live { epoch, workspace }))
     }
@@ -247,9 +259,11 @@ impl Core {
 
     /// Asks whether a cached workspace still lives, and opens it anew when it is dead.
     async fn check(self: &Arc<Self>, slot: &Slot, live: Arc<Live>, plan: FlightPlan) {
-        let mut landing = Landing { core: self, slot, landed: false };
+        // Until it is decided, it stays what it was: open, and suspect.
+        live.epoch.mark_suspect();
+        let mut landing = Landing::of(self, slot, State::Live(Arc::clone(&live)));
         let verdict = self.verdict(&live.epoch).await;
-        landing.landed = true;
+        landing.fallback = None;
         match verdict {
             Ok(Verdict::Alive) => {
                 let mut state = slot.lock();
@@ -280,8 +294,6 @@ impl Core {
                         let _ = waiter.reply.send(Reply::Done(Err(error.clone())));
                     }
                 }
-                // Undecided: it stays as it was, and the next request asks again.
-                live.epoch.mark_suspect();
                 slot.set(&mut state, State::Live(live));
             }
         }

@@ -125,6 +125,7 @@ impl Core {
                 owner: Some(user.clone()),
                 untold: Some(live.epoch.opening.outcome.clone()),
                 room: live.epoch.take_room(),
+                former: Some(Arc::clone(&live.epoch)),
                 ..FlightPlan::default()
             };
             self.spawn_opening(&slot, plan);

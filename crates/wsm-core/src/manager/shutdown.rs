@@ -49,18 +49,17 @@ impl Core {
         self.begin_closing();
         self.stop.cancel();
         self.buffer.clear();
-        let options = CloseOptions::default().with_wait(deadline).with_force(true);
-        // Whatever happens to the engine, this ends: the uses have their deadline, and so has the putting away.
-        let limit = deadline + self.settings.suspend_timeout;
-        let mut report = match tokio::time::timeout(limit, self.close_all(options, EvictReason::Shutdown)).await {
-            Ok(report) => report,
-            Err(_) => CloseReport::default(),
-        };
+        let options = CloseOptions::default().with_force(true);
+        let mut report = self.close_all_within(options.with_wait(deadline)).await;
         self.abort.cancel();
         self.tasks.close();
         if tokio::time::timeout(self.settings.suspend_timeout, self.tasks.wait()).await.is_err() {
             tracing::warn!(tasks = self.tasks.len(), "tasks of the workspace manager did not end in time");
         }
+        // What an opening that was broken off has left, and what could not be put away at the first attempt.
+        let second = self.close_all_within(options).await;
+        report.closed += second.closed;
+        report.failed = second.failed;
         for slot in self.all_slots() {
             if !report.failed.iter().any(|(id, _)| *id == slot.id) {
                 let error = Error::new(ErrorKind::Timeout, "not put away before the deadline of the shutdown");
@@ -68,5 +67,12 @@ impl Core {
             }
         }
         report
+    }
+
+    /// Like [`close_all`](Self::close_all), but ends whatever the engine does: the uses have their deadline, and so has
+    /// the putting away. One attempt of that may have been under way already; the second is its own.
+    async fn close_all_within(self: &Arc<Self>, options: CloseOptions) -> CloseReport {
+        let limit = options.wait + self.settings.suspend_timeout * 2;
+        tokio::time::timeout(limit, self.close_all(options, EvictReason::Shutdown)).await.unwrap_or_default()
     }
 }

@@ -77,7 +77,7 @@ impl Core {
             .for_each_concurrent(self.settings.max_suspending, async |slot| {
                 // Looked at again under the slot's lock: whoever came in between has won.
                 let condition = Condition::IdleFor(self.settings.ttl);
-                if let Begun::Settling(settled) = self.begin_eviction(&slot, condition, reason) {
+                if let Begun::Started(settled) = self.begin_eviction(&slot, condition, reason) {
                     let _ = settled.wait().await;
                 }
             })

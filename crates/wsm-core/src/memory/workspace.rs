@@ -125,7 +125,6 @@ impl MemoryWorkspace {
         engine.with_one(&id, |sandbox| sandbox.commands += 1);
         let counted = Counted { engine: engine.clone(), id };
         self.tasks.spawn(async move {
-            let _counted = counted;
             let reader = events.clone();
             let status = tokio::select! {
                 biased;
@@ -141,6 +140,8 @@ impl MemoryWorkspace {
                 ExitStatus::Exited { .. } if engine.has(Defect::ExitCodeLost) => ExitStatus::Exited { code: 0 },
                 status => status,
             };
+            // Before the end is told: whoever hears of it may have the workspace suspended at once.
+            drop(counted);
             let _ = events.send(ProcessEvent::End(status)).await;
         });
         let output = stream_of(output);

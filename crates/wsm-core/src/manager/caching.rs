@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 
 use super::{
-    CachedState, CachedWorkspace, CloseOptions, CloseReport, GetRequest, ManagerSettings, Opening, WorkspaceHandle,
+    CachedState, CachedWorkspace, CloseOptions, CloseReport, GetRequest, ManagerSettings, WorkspaceHandle,
     WorkspaceManager,
     core::{Core, CoreParts},
     hub::Hub,
@@ -191,7 +191,7 @@ impl<B: Backend> WorkspaceManager for CachingManager<B> {
     }
 
     fn cached(&self) -> Vec<CachedWorkspace> {
-        self.core.all_slots().iter().filter_map(|slot| describe(slot)).collect()
+        self.core.roster.all().iter().filter_map(|slot| describe(slot)).collect()
     }
 
     fn list(&self) -> BoxStream<'_, Result<FoundWorkspace>> {
@@ -216,8 +216,8 @@ fn describe(slot: &super::slot::Slot) -> Option<CachedWorkspace> {
     let (cached_state, epoch) = match &*state {
         State::Vacant | State::Retired => return None,
         State::Opening(_) => (CachedState::Opening, None),
-        State::Checking(live, _) => (CachedState::Opening, Some(Arc::clone(&live.epoch))),
-        State::Live(live) => (CachedState::Live, Some(Arc::clone(&live.epoch))),
+        State::Checking(epoch, _) => (CachedState::Opening, Some(Arc::clone(epoch))),
+        State::Live(epoch) => (CachedState::Live, Some(Arc::clone(epoch))),
         State::Settling(_) => (CachedState::Suspending, None),
         State::Doubtful(doubt) => (CachedState::Doubtful, doubt.epoch.clone()),
     };
@@ -229,7 +229,7 @@ fn describe(slot: &super::slot::Slot) -> Option<CachedWorkspace> {
         leases: epoch.as_ref().map_or(0, |epoch| epoch.leases()),
         idle: epoch.as_ref().map_or(Duration::ZERO, |epoch| epoch.idle()),
         opened_at: epoch.as_ref().map(|epoch| epoch.opened_at),
-        opening: epoch.map(|epoch| Opening::clone(&epoch.opening)),
+        opening: epoch.map(|epoch| epoch.opening.clone()),
     })
 }
 
@@ -244,7 +244,7 @@ impl<B: Backend> fmt::Debug for CachingManager<B> {
         f.debug_struct("CachingManager")
             .field("backend", &self.backend.kind())
             .field("settings", &self.core.settings)
-            .field("cached", &self.core.slots.entry_count())
+            .field("cached", &self.core.roster.len())
             .finish_non_exhaustive()
     }
 }

@@ -13,7 +13,7 @@ use super::{
     slot::State,
 };
 use crate::{
-    backend::{Backend, BackendConfig, FoundWorkspace, Probe},
+    backend::{Backend, BackendConfig, FoundWorkspace, Probe, Ready},
     capability::Capabilities,
     coordinate::{Coordinator, InProcess},
     error::Result,
@@ -67,6 +67,11 @@ impl<B: Backend> CachingManager<B> {
             listeners: Vec::new(),
             coordinator: Arc::new(InProcess),
         }
+    }
+
+    /// Starts to build a manager over a backend that is there already.
+    pub fn over(backend: B) -> ManagerBuilder<Ready<B>> {
+        Self::builder(Ready(backend))
     }
 
     /// The backend.

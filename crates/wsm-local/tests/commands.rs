@@ -1,4 +1,5 @@
 //! Commands from their start to their end.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails where it stands")]
 
 mod support;
 

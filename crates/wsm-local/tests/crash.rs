@@ -1,6 +1,7 @@
 //! What a process that was killed leaves behind, and what the next one makes of it.
 //!
 //! The process that is killed is this very test program, told by a variable to play the victim.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails where it stands")]
 
 mod support;
 

@@ -1,0 +1,94 @@
+//! Everything that must hold before a change lands.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::{
+    run::{command, is_installed, run, run_command},
+    setup, tidy,
+};
+
+/// A step, what it is for, and whether its absence is worth a line in the summary rather than a failure.
+type Step = (&'static str, fn() -> Result<Outcome>);
+
+enum Outcome {
+    Done,
+    Skipped(&'static str),
+}
+
+const STEPS: [Step; 9] = [
+    ("setup", || setup::setup().map(|()| Outcome::Done)),
+    ("format", || cargo(&["fmt", "--all", "--check"])),
+    ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])),
+    ("tidy", || tidy::tidy().map(|()| Outcome::Done)),
+    ("test", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"])),
+    ("every backend alone", || {
+        // Who wants one backend compiles neither the others nor the service.
+        cargo(&["check", "--locked", "--package", "wsm-local", "--package", "wsm-core"])?;
+        cargo(&["check", "--locked", "--package", "wsm-app", "--no-default-features"])
+    }),
+    ("examples", examples),
+    ("documentation", || {
+        let mut rustdoc = command("cargo", &["doc", "--workspace", "--no-deps", "--locked"]);
+        run_command(rustdoc.env("RUSTDOCFLAGS", "--deny warnings"))?;
+        Ok(Outcome::Done)
+    }),
+    ("licences and advisories", || {
+        if !is_installed("cargo-deny") {
+            return Ok(Outcome::Skipped("cargo-deny is not installed: cargo install --locked cargo-deny"));
+        }
+        // The advisories come over the network, which not every machine has.
+        cargo(&["deny", "--offline", "check", "bans", "licenses", "sources"])
+    }),
+];
+
+pub(crate) fn ci() -> Result<()> {
+    let mut summary = Vec::new();
+    let mut failed = false;
+    for (name, step) in STEPS {
+        println!("\n== {name}");
+        #[expect(clippy::disallowed_methods, reason = "nobody pauses the time of a build")]
+        let before = Instant::now();
+        let (verdict, why) = match step() {
+            Ok(Outcome::Done) => ("ok", String::new()),
+            Ok(Outcome::Skipped(why)) => ("SKIPPED", why.to_owned()),
+            Err(error) => {
+                failed = true;
+                ("FAILED", format!("{error:#}"))
+            }
+        };
+        summary.push((name, verdict, before.elapsed(), why));
+    }
+    print_summary(&summary);
+    if failed {
+        bail!("a step failed");
+    }
+    Ok(())
+}
+
+fn print_summary(summary: &[(&str, &str, Duration, String)]) {
+    println!("\n== summary");
+    for (name, verdict, duration, why) in summary {
+        println!("{name:<26} {verdict:<8} {:>4} s  {why}", duration.as_secs());
+    }
+    println!("\nbackends: `local` and the in-memory one ran the whole suite against this machine");
+}
+
+fn cargo(args: &[&str]) -> Result<Outcome> {
+    run("cargo", args).map(|()| Outcome::Done)
+}
+
+/// Runs the examples that end by themselves.
+fn examples() -> Result<Outcome> {
+    for example in ["example-quickstart", "example-custom-manager", "example-embed-axum"] {
+        cargo(&["run", "--quiet", "--locked", "--package", example])?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Rewrites what is made of code. The tests compare the same files.
+pub(crate) fn codegen() -> Result<()> {
+    let mut tests = command("cargo", &["test", "--package", "wsm-app", "--quiet", "snapshot"]);
+    run_command(tests.env("WSM_UPDATE_SNAPSHOTS", "1"))
+}

@@ -1,0 +1,48 @@
+//! The project's own tasks: `cargo xtask <task>`.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "tasks talk to the person who started them")]
+
+mod bench;
+mod ci;
+mod client;
+mod run;
+mod setup;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+
+/// The project's own tasks.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Everything that must hold before a change lands, on a fresh machine.
+    Ci,
+    /// Installs what the build and the tests need (Debian packages, as root).
+    Setup,
+    /// Checks what the compiler and the linter do not: which crate knows which, and how the tree is kept.
+    Tidy,
+    /// Measures the service end to end, and the manager at scale.
+    Bench {
+        /// Seconds for each measurement.
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+    },
+    /// Rewrites the files that are made of code, such as the OpenAPI document.
+    Codegen,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().task {
+        Task::Ci => ci::ci(),
+        Task::Setup => setup::setup(),
+        Task::Tidy => tidy::tidy(),
+        Task::Bench { seconds } => bench::bench(std::time::Duration::from_secs(seconds)),
+        Task::Codegen => ci::codegen(),
+    }
+}

@@ -5,6 +5,7 @@
 mod config;
 mod run;
 mod serve;
+mod signals;
 
 use std::{
     ffi::OsString,

@@ -7,15 +7,18 @@ use clap::Args;
 use futures::StreamExt;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    signal::unix::{SignalKind, signal},
     task::JoinSet,
 };
 use wsm_core::{
-    AgentId, Command, Error, ExitStatus, OutcomeKind, Process, ProcessControl, ProcessEvent, Scope, SessionId, Signal,
-    UserId, WorkspaceHandle, WorkspaceId, WorkspaceManager,
+    AgentId, Command, Error, ExitStatus, OutcomeKind, Process, ProcessEvent, Scope, SessionId, UserId, WorkspaceHandle,
+    WorkspaceId, WorkspaceManager,
 };
 
-use super::{RUN_FAILED, SettingsArgs, announce_defaults, load, start_logging};
+use super::{
+    RUN_FAILED, SettingsArgs, announce_defaults, load,
+    signals::{self, Signals},
+    start_logging,
+};
 use crate::{
     assemble,
     config::Settings,
@@ -68,11 +71,12 @@ pub(super) async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     };
     let workspace_id = WorkspaceId::optional(workspace_id.as_deref())?;
     let command = command_of(command, timeout.as_deref())?;
+    let mut signals = Signals::new()?;
     announce_defaults(&settings);
 
     let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&settings.store).await.map_err(told)?);
     let manager = assemble::manager(&settings, None).map_err(told)?;
-    let code = run_in(&settings, &store, &manager, &scope, workspace_id, command).await;
+    let code = run_in(&settings, &store, &manager, &scope, workspace_id, command, &mut signals).await;
     let report = manager.shutdown(settings.app.shutdown_timeout).await;
     for (id, error) in &report.failed {
         tracing::warn!(workspace = %id, error = %error.report(), "the workspace could not be put away");
@@ -103,17 +107,22 @@ async fn run_in(
     scope: &Scope,
     workspace_id: Option<WorkspaceId>,
     command: Command,
+    signals: &mut Signals,
 ) -> anyhow::Result<u8> {
     manager.start().await.map_err(told)?;
     let app = &settings.app;
     let service = Service::new(Arc::clone(manager), app.node.clone(), app.allow_foreign_owner, false);
     service.use_store(Arc::clone(store));
-    let workspace = service.open_by_hand(scope, workspace_id).await.map_err(told)?;
+    let workspace = tokio::select! {
+        opened = service.open_by_hand(scope, workspace_id) => opened.map_err(told)?,
+        // Nothing to pass the signal on to yet: what was begun is put away, and that is it.
+        signal = signals.next() => return Ok(signals::exit_code(signal)),
+    };
     warn_of_loss(&workspace);
     // Arguments may hold secrets; the program does not.
     tracing::debug!(program = command.program(), workspace = %workspace.id(), "running a command");
     let ended = if workspace.capabilities().spawn {
-        stream(&workspace, command).await
+        stream(&workspace, command, signals).await
     } else {
         collect(&workspace, command).await
     };
@@ -150,7 +159,7 @@ impl From<std::io::Error> for RunError {
 }
 
 /// Passes everything through while the command runs.
-async fn stream(workspace: &WorkspaceHandle, command: Command) -> Result<u8, RunError> {
+async fn stream(workspace: &WorkspaceHandle, command: Command, signals: &mut Signals) -> Result<u8, RunError> {
     let Process { mut stdin, mut output, control } = workspace.spawn(command).await?;
     let mut helpers = JoinSet::new();
     helpers.spawn(async move {
@@ -158,37 +167,33 @@ async fn stream(workspace: &WorkspaceHandle, command: Command) -> Result<u8, Run
         let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut stdin).await;
         let _ = stdin.shutdown().await;
     });
-    for (kind, signal) in
-        [(SignalKind::interrupt(), Signal::Interrupt), (SignalKind::terminate(), Signal::Terminate), (SignalKind::hangup(), Signal::Hangup)]
-    {
-        helpers.spawn(forward(kind, signal, Arc::clone(&control)));
-    }
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     let mut status = ExitStatus::Unknown { reason: "the output ended without a status".to_owned() };
-    while let Some(event) = output.next().await {
+    loop {
+        let event = tokio::select! {
+            event = output.next() => event,
+            signal = signals.next() => {
+                if let Err(error) = control.signal(signal).await {
+                    tracing::warn!(error = %error.report(), "the signal did not reach the command");
+                }
+                continue;
+            }
+        };
         match event {
-            ProcessEvent::Stdout(bytes) => {
+            Some(ProcessEvent::Stdout(bytes)) => {
                 stdout.write_all(&bytes).await?;
                 stdout.flush().await?;
             }
-            ProcessEvent::Stderr(bytes) => {
+            Some(ProcessEvent::Stderr(bytes)) => {
                 stderr.write_all(&bytes).await?;
                 stderr.flush().await?;
             }
-            ProcessEvent::End(end) => status = end,
+            Some(ProcessEvent::End(end)) => status = end,
+            None => break,
         }
     }
     helpers.abort_all();
     Ok(exit_code(&status))
-}
-
-async fn forward(kind: SignalKind, to_send: Signal, control: Arc<dyn ProcessControl>) {
-    let Ok(mut signals) = signal(kind) else { return };
-    while signals.recv().await.is_some() {
-        if let Err(error) = control.signal(to_send).await {
-            tracing::warn!(error = %error.report(), "the signal did not reach the command");
-        }
-    }
 }
 
 /// For backends that can not stream: reads all input, runs the command, prints all output.

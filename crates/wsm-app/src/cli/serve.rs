@@ -4,23 +4,21 @@ use std::{io::Write, net::SocketAddr, process::ExitCode, sync::Arc};
 
 use anyhow::Context;
 use clap::Args;
-use tokio::{
-    net::TcpListener,
-    signal::unix::{Signal, SignalKind, signal},
-};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use wsm_core::EventListener;
+use wsm_core::{EventListener, Signal};
 
-use super::{SettingsArgs, announce_defaults, load, start_logging};
+use super::{
+    SettingsArgs, announce_defaults, load,
+    signals::{Signals, exit_code},
+    start_logging,
+};
 use crate::{
     App, Metrics, assemble,
     auth::is_loopback,
     config::Settings,
     create_app,
 };
-
-/// What is added to a signal's number when it ended the process at once.
-const SIGNALED: i32 = 128;
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
@@ -66,7 +64,7 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     tokio::pin!(closing);
     let report = tokio::select! {
         report = &mut closing => report,
-        number = signals.next() => leave_at_once(number),
+        signal = signals.next() => leave_at_once(signal),
     };
     for (id, error) in &report.failed {
         tracing::error!(workspace = %id, error = %error.report(), "a workspace could not be put away");
@@ -102,7 +100,7 @@ async fn listen_and_serve(app: &App, settings: &Settings, signals: &mut Signals)
 
     tokio::select! {
         served = &mut server => return Ok(served?),
-        number = signals.next() => tracing::info!(signal = number, "stopping; the same signal again stops at once"),
+        signal = signals.next() => tracing::info!(?signal, "stopping; another signal stops at once"),
     }
     stop.cancel();
     app.lifecycle.end_streams();
@@ -111,33 +109,13 @@ async fn listen_and_serve(app: &App, settings: &Settings, signals: &mut Signals)
         () = tokio::time::sleep(settings.app.shutdown_timeout) => {
             tracing::warn!("requests are still going on: they are broken off");
         }
-        number = signals.next() => leave_at_once(number),
+        signal = signals.next() => leave_at_once(signal),
     }
     Ok(())
 }
 
 /// Whoever asks twice does not want to wait.
-fn leave_at_once(number: i32) -> ! {
+fn leave_at_once(signal: Signal) -> ! {
     tracing::warn!("stopping at once: workspaces may still be open");
-    std::process::exit(SIGNALED + number)
-}
-
-/// The signals that stop the service.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    /// Waits for the next one and gives its number.
-    async fn next(&mut self) -> i32 {
-        tokio::select! {
-            _ = self.interrupt.recv() => SignalKind::interrupt().as_raw_value(),
-            _ = self.terminate.recv() => SignalKind::terminate().as_raw_value(),
-        }
-    }
+    std::process::exit(exit_code(signal).into())
 }

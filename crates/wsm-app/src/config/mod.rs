@@ -16,6 +16,7 @@ use secrecy::SecretString;
 use toml::{Table, Value};
 use wsm_core::UserId;
 
+#[cfg_attr(not(feature = "local"), expect(unused_imports, reason = "this build has no backend"))]
 pub(crate) use fields::field_names;
 use key::{APP_KEYS, Key, Kind, MANAGER_KEYS};
 use tree::{Leaf, Node, Origin};
@@ -127,7 +128,7 @@ impl Sources {
     pub fn with_set(mut self, assignment: &str) -> Result<Self, ConfigError> {
         let refuse = |message: &str| ConfigError::new("", &Origin::Flag("--set".to_owned()), message);
         let (key, value) = assignment.split_once('=').ok_or_else(|| refuse("give KEY=VALUE, such as `ttl=5m`"))?;
-        let path = parse_path(key).ok_or_else(|| refuse(&format!("`{key}` is not a key, such as `local.basedir`")))?;
+        let path = parse_path(key).ok_or_else(|| refuse(&format!("`{key}` is not a key, such as `local.basedir`; names with other characters need quotes")))?;
         self.flags.push((path, value.to_owned(), format!("--set {key}")));
         Ok(self)
     }

@@ -88,13 +88,24 @@ fn schema(title: &str, body: &Value, document: &Value) -> String {
     let mut html = String::new();
     for (media, content) in body["content"].as_object().into_iter().flatten() {
         html.push_str(&format!("<p>{} <code>{}</code></p>", escape(title), escape(media)));
-        let name = content["schema"]["$ref"].as_str().and_then(|path| path.rsplit('/').next());
-        if let Some(name) = name {
-            let schema = &document["components"]["schemas"][name];
-            html.push_str(&format!("<pre>{}</pre>", escape(&serde_json::to_string_pretty(schema).unwrap_or_default())));
+        let schema = inlined(&content["schema"], document);
+        if schema.is_object() {
+            html.push_str(&format!("<pre>{}</pre>", escape(&serde_json::to_string_pretty(&schema).unwrap_or_default())));
         }
     }
     html
+}
+
+/// A schema with what it refers to in its place. Ours do not refer to themselves.
+fn inlined(schema: &Value, document: &Value) -> Value {
+    match schema {
+        Value::Object(fields) => match fields.get("$ref").and_then(Value::as_str) {
+            Some(path) => inlined(document.pointer(path.trim_start_matches('#')).unwrap_or(&Value::Null), document),
+            None => fields.iter().map(|(key, value)| (key.clone(), inlined(value, document))).collect(),
+        },
+        Value::Array(items) => items.iter().map(|item| inlined(item, document)).collect(),
+        other => other.clone(),
+    }
 }
 
 fn paragraphs(text: &str) -> String {

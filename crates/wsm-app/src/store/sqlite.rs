@@ -94,6 +94,8 @@ async fn migrate(path: &Path, options: &SqliteConnectOptions) -> Result<()> {
 
 /// Reads without writing, so that a file that is not ours stays as it is.
 async fn check_is_ours(path: &Path, connection: &mut SqliteConnection) -> Result<()> {
+    // One transaction, or another process may fill a new file between two of the questions.
+    let mut connection = connection.begin().await.map_err(|error| cannot_open(path, error))?;
     let application: i64 = sqlx::query_scalar("PRAGMA application_id")
         .fetch_one(&mut *connection)
         .await

@@ -13,13 +13,16 @@ use crate::config::field_names;
 use crate::config::{Settings, parse_duration};
 
 /// Every backend of wsm, whether this build has it or not, so that a table for one that it lacks is no unknown key.
-pub(crate) const KNOWN_BACKENDS: [&str; 7] =
-    ["local", "bubblewrap", "docker", "k8s", "e2b", "daytona", "opensandbox"];
+pub(crate) const KNOWN_BACKENDS: [&str; 7] = ["local", "bubblewrap", "docker", "k8s", "e2b", "daytona", "opensandbox"];
 
 /// The backends of this build.
 pub static BACKENDS: &[BackendKind] = &[
     #[cfg(feature = "local")]
-    BackendKind { name: "local", option_keys: field_names::<wsm_local::LocalConfig>, build: build::<wsm_local::LocalConfig> },
+    BackendKind {
+        name: "local",
+        option_keys: field_names::<wsm_local::LocalConfig>,
+        build: build::<wsm_local::LocalConfig>,
+    },
 ];
 
 /// A kind of backend that can be configured by name.

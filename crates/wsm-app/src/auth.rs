@@ -118,8 +118,7 @@ pub(crate) fn is_loopback(address: IpAddr) -> bool {
 }
 
 fn parse_user(bytes: &[u8]) -> Result<UserId, Problem> {
-    let text = std::str::from_utf8(bytes)
-        .map_err(|_| Problem::invalid("user_id", "`X-User-ID` is not UTF-8"))?;
+    let text = std::str::from_utf8(bytes).map_err(|_| Problem::invalid("user_id", "`X-User-ID` is not UTF-8"))?;
     UserId::new(text).map_err(|error| Problem::invalid("user_id", error.to_string()))
 }
 

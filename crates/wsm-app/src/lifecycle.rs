@@ -38,7 +38,10 @@ struct Running {
 
 impl fmt::Debug for Lifecycle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lifecycle").field("store", &self.store).field("phase", &self.state.phase()).finish_non_exhaustive()
+        f.debug_struct("Lifecycle")
+            .field("store", &self.store)
+            .field("phase", &self.state.phase())
+            .finish_non_exhaustive()
     }
 }
 
@@ -132,8 +135,7 @@ impl Lifecycle {
         let service = &self.state.service;
         // Work that was begun for callers who went away is finished first: it needs the manager and the store.
         service.finish(deadline).await;
-        let report =
-            if manager_started { service.manager().shutdown(deadline).await } else { CloseReport::default() };
+        let report = if manager_started { service.manager().shutdown(deadline).await } else { CloseReport::default() };
         self.state.stopping.cancel();
         self.tasks.close();
         self.tasks.wait().await;

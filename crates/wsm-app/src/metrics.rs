@@ -7,8 +7,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, Prometheu
 use wsm_core::{CachedState, Event, EventKind, EventListener, WorkspaceId, WorkspaceManager};
 
 /// Upper bounds of the latency buckets, in seconds.
-const BUCKETS: [f64; 14] =
-    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0];
+const BUCKETS: [f64; 14] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0];
 
 static METADATA: Metadata<'static> = Metadata::new("wsm", Level::INFO, Some(module_path!()));
 

@@ -179,9 +179,7 @@ impl Service {
                     Ok((record, false))
                 } else {
                     let message = "a session of this id exists with other fields";
-                    Err(Error::new(ErrorKind::Conflict, message)
-                        .with_code("session_exists")
-                        .with_field("session_id"))
+                    Err(Error::new(ErrorKind::Conflict, message).with_code("session_exists").with_field("session_id"))
                 }
             }
         }
@@ -319,12 +317,7 @@ impl Service {
         self.open_scope(scope, &id, None).await
     }
 
-    async fn open_scope(
-        &self,
-        scope: &Scope,
-        id: &WorkspaceId,
-        session: Option<&Session>,
-    ) -> Result<WorkspaceHandle> {
+    async fn open_scope(&self, scope: &Scope, id: &WorkspaceId, session: Option<&Session>) -> Result<WorkspaceHandle> {
         self.record(scope, id, session).await?;
         let request = GetRequest::new(scope.clone()).with_workspace_id(id.clone());
         let handle = self.manager.get_workspace(&request).await?;

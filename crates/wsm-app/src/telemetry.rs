@@ -12,8 +12,9 @@ use crate::config::LogFormat;
 ///
 /// The filter, when it is none.
 pub fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(filter)
-        .map_err(|error| anyhow::anyhow!("`log`: `{filter}` is not allowed: {error}; allowed is such as `info` or `wsm_core=debug`"))?;
+    let filter = EnvFilter::try_new(filter).map_err(|error| {
+        anyhow::anyhow!("`log`: `{filter}` is not allowed: {error}; allowed is such as `info` or `wsm_core=debug`")
+    })?;
     let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // A second subscriber in one process is refused, which tests rely on.
     let _ = match format {

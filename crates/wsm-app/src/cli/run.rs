@@ -74,8 +74,8 @@ pub(super) async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     announce_defaults(&settings);
 
-    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&settings.store).await.map_err(told)?);
-    let manager = assemble::manager(&settings, None).map_err(told)?;
+    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&settings.store).await?);
+    let manager = assemble::manager(&settings, None)?;
     let code = run_in(&settings, &store, &manager, &scope, workspace_id, command, &mut signals).await;
     let report = manager.shutdown(settings.app.shutdown_timeout).await;
     for (id, error) in &report.failed {
@@ -96,7 +96,7 @@ fn command_of(argv: Vec<OsString>, timeout: Option<&str>) -> anyhow::Result<Comm
         let message = || format!("`--timeout`: `{text}` is not allowed: allowed is a time above zero, such as `30s`");
         command = command.with_timeout(timeout.with_context(message)?);
     }
-    command.validate().map_err(told)?;
+    command.validate()?;
     Ok(command)
 }
 
@@ -109,12 +109,12 @@ async fn run_in(
     command: Command,
     signals: &mut Signals,
 ) -> anyhow::Result<u8> {
-    manager.start().await.map_err(told)?;
+    manager.start().await?;
     let app = &settings.app;
     let service = Service::new(Arc::clone(manager), app.node.clone(), app.allow_foreign_owner, false);
     service.use_store(Arc::clone(store));
     let workspace = tokio::select! {
-        opened = service.open_by_hand(scope, workspace_id) => opened.map_err(told)?,
+        opened = service.open_by_hand(scope, workspace_id) => opened?,
         // Nothing to pass the signal on to yet: what was begun is put away, and that is it.
         signal = signals.next() => return Ok(signals::exit_code(signal)),
     };
@@ -133,7 +133,7 @@ async fn run_in(
                 complain(error.message());
                 Ok(if code == "program_not_found" { NOT_FOUND } else { NOT_EXECUTABLE })
             }
-            _ => Err(told(error)),
+            _ => Err(error.into()),
         },
         // Nobody reads what the command prints: it is ended as it would have been without wsm in between.
         Err(RunError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(SIGNALED + SIGPIPE),
@@ -213,7 +213,9 @@ fn exit_code(status: &ExitStatus) -> u8 {
     match status {
         // What no exit code can be is not passed on as another one.
         ExitStatus::Exited { code } => u8::try_from(*code).unwrap_or(RUN_FAILED),
-        ExitStatus::Signaled { signal } => u8::try_from(*signal).map_or(RUN_FAILED, |signal| SIGNALED.saturating_add(signal)),
+        ExitStatus::Signaled { signal } => {
+            u8::try_from(*signal).map_or(RUN_FAILED, |signal| SIGNALED.saturating_add(signal))
+        }
         ExitStatus::TimedOut => TIMED_OUT,
         ExitStatus::Unknown { reason } => {
             complain(&format!("nobody saw how the command ended: {reason}"));
@@ -234,10 +236,6 @@ fn warn_of_loss(workspace: &WorkspaceHandle) {
 #[expect(clippy::print_stderr, reason = "a message for the person at the terminal")]
 fn complain(message: &str) {
     eprintln!("wsm: {message}");
-}
-
-fn told(error: Error) -> anyhow::Error {
-    anyhow::anyhow!("{}", error.report())
 }
 
 /// The name of whoever runs this, as far as it is known.

@@ -13,12 +13,7 @@ use super::{
     signals::{Signals, exit_code},
     start_logging,
 };
-use crate::{
-    App, Metrics, assemble,
-    auth::is_loopback,
-    config::Settings,
-    create_app,
-};
+use crate::{App, Metrics, assemble, auth::is_loopback, config::Settings, create_app};
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
@@ -55,9 +50,9 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
 
     let metrics = Arc::new(Metrics::new());
     let listener: Arc<dyn EventListener> = Arc::clone(&metrics) as _;
-    let manager = assemble::manager(&settings, Some(listener)).map_err(|error| anyhow::anyhow!("{}", error.report()))?;
+    let manager = assemble::manager(&settings, Some(listener))?;
     let app = create_app(manager, settings.app.clone().with_metrics(metrics));
-    app.lifecycle.start().await.map_err(|error| anyhow::anyhow!("{}", error.report()))?;
+    app.lifecycle.start().await?;
     let served = listen_and_serve(&app, &settings, &mut signals).await;
 
     let closing = app.lifecycle.shutdown();

@@ -80,11 +80,8 @@ pub(crate) const MANAGER_KEYS: &[Key] = &[
     key(&["allow_foreign_owner"], Kind::Switch, "whether a user may open another user's workspace by its id"),
 ];
 
-const POLICIES: [&str; 3] = [
-    IsolationPolicy::PerAgent.as_str(),
-    IsolationPolicy::PerSession.as_str(),
-    IsolationPolicy::PerUser.as_str(),
-];
+const POLICIES: [&str; 3] =
+    [IsolationPolicy::PerAgent.as_str(), IsolationPolicy::PerSession.as_str(), IsolationPolicy::PerUser.as_str()];
 
 impl Kind {
     /// Checks a value and gives it in the one form in which it is passed on.
@@ -105,7 +102,9 @@ impl Kind {
             Self::Duration => {
                 let duration = leaf.text().as_deref().and_then(duration);
                 let allowed = "a time above zero with its unit, such as `300ms`, `5m` or `3600s`";
-                duration.map(|it| Value::String(humantime::format_duration(it).to_string())).ok_or_else(|| refuse(allowed))
+                duration
+                    .map(|it| Value::String(humantime::format_duration(it).to_string()))
+                    .ok_or_else(|| refuse(allowed))
             }
             Self::Count(least) => {
                 let number = leaf.value.as_integer().filter(|number| u64::try_from(*number).is_ok_and(|n| n >= least));
@@ -113,7 +112,9 @@ impl Kind {
             }
             Self::Size => {
                 let number = leaf.text().as_deref().and_then(size);
-                number.map(Value::Integer).ok_or_else(|| refuse("a number of bytes above zero, such as `65536` or `16MiB`"))
+                number
+                    .map(Value::Integer)
+                    .ok_or_else(|| refuse("a number of bytes above zero, such as `65536` or `16MiB`"))
             }
             Self::Switch => leaf.value.as_bool().map(Value::Boolean).ok_or_else(|| refuse("`true` or `false`")),
             Self::Choice(words) => {

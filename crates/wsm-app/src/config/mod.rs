@@ -63,7 +63,11 @@ impl ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, origin, message } = self;
-        if key.is_empty() { write!(f, "{message} (in {origin})") } else { write!(f, "`{key}`: {message} (in {origin})") }
+        if key.is_empty() {
+            write!(f, "{message} (in {origin})")
+        } else {
+            write!(f, "`{key}`: {message} (in {origin})")
+        }
     }
 }
 
@@ -128,7 +132,9 @@ impl Sources {
     pub fn with_set(mut self, assignment: &str) -> Result<Self, ConfigError> {
         let refuse = |message: &str| ConfigError::new("", &Origin::Flag("--set".to_owned()), message);
         let (key, value) = assignment.split_once('=').ok_or_else(|| refuse("give KEY=VALUE, such as `ttl=5m`"))?;
-        let path = parse_path(key).ok_or_else(|| refuse(&format!("`{key}` is not a key, such as `local.basedir`; names with other characters need quotes")))?;
+        let path = parse_path(key).ok_or_else(|| {
+            refuse(&format!("`{key}` is not a key, such as `local.basedir`; names with other characters need quotes"))
+        })?;
         self.flags.push((path, value.to_owned(), format!("--set {key}")));
         Ok(self)
     }
@@ -308,8 +314,14 @@ impl Settings {
 
     /// The effective configuration as TOML with where each value came from, secrets hidden.
     pub fn show(&self) -> String {
-        let Limits { exec_timeout, max_exec_timeout, exec_output_limit, max_exec_output_limit, max_request_bytes, max_upload_bytes } =
-            self.app.limits;
+        let Limits {
+            exec_timeout,
+            max_exec_timeout,
+            exec_output_limit,
+            max_exec_output_limit,
+            max_request_bytes,
+            max_upload_bytes,
+        } = self.app.limits;
         let time = |duration| humantime::format_duration(duration).to_string();
         let mut effective = Table::new();
         let mut put = |key: &str, value: Value| {
@@ -529,7 +541,8 @@ fn auth(tree: &Node, values: &BTreeMap<String, Value>) -> Result<AuthConfig, Con
             match node {
                 Node::Leaf(leaf) => {
                     let Value::String(token) = Kind::Secret.check(&key, leaf)? else { continue };
-                    let user = UserId::new(user).map_err(|error| ConfigError::new(&key, &leaf.origin, error.to_string()))?;
+                    let user =
+                        UserId::new(user).map_err(|error| ConfigError::new(&key, &leaf.origin, error.to_string()))?;
                     auth.tokens.push((user, SecretString::from(token)));
                 }
                 Node::Table(_) => {

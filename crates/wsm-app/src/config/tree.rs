@@ -101,7 +101,8 @@ impl Node {
     /// One value from plain text: a TOML value where it is one, else the text itself.
     pub(crate) fn from_text(path: &[String], text: &str, origin: &Origin) -> Self {
         let parsed = format!("value = {text}").parse::<Table>().ok().filter(|table| table.len() == 1);
-        let value = parsed.and_then(|mut table| table.remove("value")).unwrap_or_else(|| Value::String(text.to_owned()));
+        let value =
+            parsed.and_then(|mut table| table.remove("value")).unwrap_or_else(|| Value::String(text.to_owned()));
         let leaf = Self::from_value(value, Some(text.to_owned()), origin);
         path.iter().rev().fold(leaf, |node, key| Self::Table(BTreeMap::from([(key.clone(), node)])))
     }
@@ -138,7 +139,9 @@ impl Node {
     pub(crate) fn to_value(&self) -> Value {
         match self {
             Self::Leaf(leaf) => leaf.value.clone(),
-            Self::Table(table) => Value::Table(table.iter().map(|(key, node)| (key.clone(), node.to_value())).collect()),
+            Self::Table(table) => {
+                Value::Table(table.iter().map(|(key, node)| (key.clone(), node.to_value())).collect())
+            }
         }
     }
 }

@@ -169,7 +169,8 @@ pub(super) async fn get(
     PathId(id): PathId<WorkspaceId>,
 ) -> Result<Json<WorkspaceBody>, Problem> {
     let known = app.service.known(&id).await?;
-    let unknown = || Problem::new(StatusCode::NOT_FOUND, "not_found", "workspace_not_found", "no workspace of this id is known");
+    let unknown =
+        || Problem::new(StatusCode::NOT_FOUND, "not_found", "workspace_not_found", "no workspace of this id is known");
     let known = Some(known).filter(KnownWorkspace::is_known).ok_or_else(unknown)?;
     Ok(Json(WorkspaceBody::new(&id, app.service.manager().backend_kind(), known)))
 }

@@ -13,10 +13,7 @@ pub(super) fn routes(document: &OpenApi) -> Router {
     let json = Bytes::from(serde_json::to_vec(document).unwrap_or_default());
     let page: Arc<str> = page(&serde_json::to_value(document).unwrap_or_default()).into();
     Router::new()
-        .route(
-            "/openapi.json",
-            get(async move || ([(header::CONTENT_TYPE, "application/json")], json.clone())),
-        )
+        .route("/openapi.json", get(async move || ([(header::CONTENT_TYPE, "application/json")], json.clone())))
         .route("/docs", get(async move || Html(page.to_string())))
 }
 
@@ -36,7 +33,11 @@ fn page(document: &Value) -> String {
     );
     for tag in document["tags"].as_array().into_iter().flatten() {
         let name = tag["name"].as_str().unwrap_or_default();
-        html.push_str(&format!("<h2>{}</h2>{}", escape(name), paragraphs(tag["description"].as_str().unwrap_or_default())));
+        html.push_str(&format!(
+            "<h2>{}</h2>{}",
+            escape(name),
+            paragraphs(tag["description"].as_str().unwrap_or_default())
+        ));
         for (path, methods) in document["paths"].as_object().into_iter().flatten() {
             for (method, operation) in methods.as_object().into_iter().flatten() {
                 let tags = operation["tags"].as_array();
@@ -90,7 +91,10 @@ fn schema(title: &str, body: &Value, document: &Value) -> String {
         html.push_str(&format!("<p>{} <code>{}</code></p>", escape(title), escape(media)));
         let schema = inlined(&content["schema"], document);
         if schema.is_object() {
-            html.push_str(&format!("<pre>{}</pre>", escape(&serde_json::to_string_pretty(&schema).unwrap_or_default())));
+            html.push_str(&format!(
+                "<pre>{}</pre>",
+                escape(&serde_json::to_string_pretty(&schema).unwrap_or_default())
+            ));
         }
     }
     html

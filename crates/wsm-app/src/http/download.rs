@@ -142,7 +142,8 @@ pub(super) async fn token(
     validate_path(&path)?;
     let file = Download { agent: &agent_id, session: &session_id, path: &path };
     let issued = app.downloads.issue(&user, file, unix_seconds());
-    let failed = || Problem::new(http::StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal", "no token can be made");
+    let failed =
+        || Problem::new(http::StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal", "no token can be made");
     let (token, expires_at) = issued.ok_or_else(failed)?;
     Ok(Json(TokenBody { token, expires_at }))
 }

@@ -180,13 +180,15 @@ impl ExecRequest {
         let output_limit = match max_output_bytes {
             None if streamed => usize::MAX,
             None => limits.exec_output_limit,
-            Some(bytes) => usize::try_from(bytes)
-                .ok()
-                .filter(|bytes| *bytes <= limits.max_exec_output_limit)
-                .ok_or_else(|| {
+            Some(bytes) => {
+                usize::try_from(bytes).ok().filter(|bytes| *bytes <= limits.max_exec_output_limit).ok_or_else(|| {
                     let most = limits.max_exec_output_limit;
-                    Problem::invalid("max_output_bytes", format!("`max_output_bytes` is {bytes}: allowed is at most {most}"))
-                })?,
+                    Problem::invalid(
+                        "max_output_bytes",
+                        format!("`max_output_bytes` is {bytes}: allowed is at most {most}"),
+                    )
+                })?
+            }
         };
         let stdin = match (stdin, stdin_encoding) {
             (None, _) => Bytes::new(),
@@ -196,7 +198,8 @@ impl ExecRequest {
                 .map_err(|error| Problem::invalid("stdin", format!("`stdin` is not Base64: {error}")))?
                 .into(),
         };
-        let mut command = Command::from_argv(command).with_stdin(stdin).with_timeout(timeout).with_output_limit(output_limit);
+        let mut command =
+            Command::from_argv(command).with_stdin(stdin).with_timeout(timeout).with_output_limit(output_limit);
         command.cwd = cwd;
         command.env = env.unwrap_or_default();
         command.validate()?;

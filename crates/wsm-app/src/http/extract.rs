@@ -141,7 +141,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Operator {
         if principal(parts, &*state(parts)?)?.operator {
             return Ok(Self);
         }
-        let detail = "this route is for operators: call it on this machine without a proxy, or with the service's token";
+        let detail =
+            "this route is for operators: call it on this machine without a proxy, or with the service's token";
         Err(Problem::new(StatusCode::FORBIDDEN, "permission_denied", "operators_only", detail))
     }
 }
@@ -212,7 +213,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
 fn refused(whole: &str, text: &str) -> Problem {
     let before_colon = text.split_once(": ").filter(|(name, _)| !name.is_empty() && !name.contains([' ', '`']));
     if let Some((name, detail)) = before_colon {
-        return Problem::invalid(name, if detail.contains('`') { detail.to_owned() } else { format!("`{name}`: {detail}") });
+        return Problem::invalid(
+            name,
+            if detail.contains('`') { detail.to_owned() } else { format!("`{name}`: {detail}") },
+        );
     }
     let quoted = text.split('`').nth(1).filter(|_| text.contains("field `") || text.starts_with('`'));
     Problem::invalid(quoted.unwrap_or(whole), text)
@@ -229,7 +233,9 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathId<
                 let text = text.strip_prefix("Invalid URL: ").unwrap_or(&text);
                 Err(refused("path", text.find('`').map_or(text, |start| &text[start..])))
             }
-            Err(error) => Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal", error.body_text())),
+            Err(error) => {
+                Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal", error.body_text()))
+            }
         }
     }
 }
@@ -243,7 +249,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
         let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         if !content_type.is_some_and(is_json) {
             let detail = "the body must be JSON with `Content-Type: application/json`";
-            let problem = Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_input", "unsupported_media_type", detail);
+            let problem =
+                Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_input", "unsupported_media_type", detail);
             return Err(problem.with_field("content-type"));
         }
         let bytes = read_body(&parts, body, limit).await?;
@@ -261,7 +268,11 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
             if path == "." || text.starts_with("unknown field") {
                 refused("body", text)
             } else {
-                let detail = if text.contains('`') && !text.starts_with("invalid") { text.to_owned() } else { format!("`{path}`: {text}") };
+                let detail = if text.contains('`') && !text.starts_with("invalid") {
+                    text.to_owned()
+                } else {
+                    format!("`{path}`: {text}")
+                };
                 Problem::invalid(path, detail)
             }
         })?;

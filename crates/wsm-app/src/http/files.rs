@@ -102,9 +102,7 @@ pub(super) async fn read(Started(app): Started, request: Request) -> Result<Resp
     let Params(params) = Params::<ReadParams>::from_request_parts(&mut parts, &()).await?;
     let ReadParams { agent_id, session_id, path, download, token } = params;
     let user = match &token {
-        Some(token) => {
-            app.downloads.check(token, Download { agent: &agent_id, session: &session_id, path: &path })?
-        }
+        Some(token) => app.downloads.check(token, Download { agent: &agent_id, session: &session_id, path: &path })?,
         None => Caller::from_request_parts(&mut parts, &()).await?.0,
     };
     validate_path(&path)?;
@@ -119,9 +117,14 @@ pub(super) async fn read(Started(app): Started, request: Request) -> Result<Resp
             let size = file.metadata.size;
             let Some((start, length)) = range.within(size) else {
                 let detail = format!("the range starts past the end of the file, which is {size} bytes long");
-                return Err(Problem::new(StatusCode::RANGE_NOT_SATISFIABLE, "invalid_input", "range_not_satisfiable", detail)
-                    .with_field("range")
-                    .with_header(header::CONTENT_RANGE, format!("bytes */{size}")));
+                return Err(Problem::new(
+                    StatusCode::RANGE_NOT_SATISFIABLE,
+                    "invalid_input",
+                    "range_not_satisfiable",
+                    detail,
+                )
+                .with_field("range")
+                .with_header(header::CONTENT_RANGE, format!("bytes */{size}")));
             };
             // The size is known only now, and what was opened may start elsewhere.
             let options = ReadOptions::range(start, Some(length));
@@ -135,7 +138,13 @@ pub(super) async fn read(Started(app): Started, request: Request) -> Result<Resp
     Ok(response)
 }
 
-fn answer(path: &str, file: ReadFile, range: Option<(u64, u64)>, download: bool, workspace: WorkspaceHandle) -> Response {
+fn answer(
+    path: &str,
+    file: ReadFile,
+    range: Option<(u64, u64)>,
+    download: bool,
+    workspace: WorkspaceHandle,
+) -> Response {
     let ReadFile { metadata, body, .. } = file;
     // The handle goes with the body, so that the workspace stays for as long as the client reads.
     let body = body.map(move |chunk| {
@@ -159,7 +168,9 @@ fn answer(path: &str, file: ReadFile, range: Option<(u64, u64)>, download: bool,
     {
         headers.insert(header::LAST_MODIFIED, value);
     }
-    if download && let Ok(value) = HeaderValue::from_str(&format!("attachment; filename*=UTF-8''{}", percent(name(path)))) {
+    if download
+        && let Ok(value) = HeaderValue::from_str(&format!("attachment; filename*=UTF-8''{}", percent(name(path))))
+    {
         headers.insert(header::CONTENT_DISPOSITION, value);
     }
     if let Some((start, length)) = range {
@@ -214,14 +225,13 @@ pub(super) async fn write(
 fn limited(body: Body, limit: u64) -> ByteStream {
     let mut room = limit;
     body.into_data_stream()
-        .map_err(|error| {
-            Error::invalid("body", format!("the body broke off: {error}")).with_code("incomplete_body")
-        })
+        .map_err(|error| Error::invalid("body", format!("the body broke off: {error}")).with_code("incomplete_body"))
         .and_then(move |chunk: Bytes| {
             let rest = room.checked_sub(chunk.len() as u64);
             room = rest.unwrap_or(0);
             let too_large = || {
-                Error::invalid("body", format!("the body is longer than the limit of {limit} bytes")).with_code("too_large")
+                Error::invalid("body", format!("the body is longer than the limit of {limit} bytes"))
+                    .with_code("too_large")
             };
             futures::future::ready(rest.map(|_| chunk).ok_or_else(too_large))
         })

@@ -27,7 +27,7 @@ where
 /// Whether a client asks for a stream of events.
 pub(super) fn is_asked_for(headers: &HeaderMap) -> bool {
     let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    accepts.flat_map(|value| value.split(',')).any(|part| {
-        part.split(';').next().is_some_and(|media| media.trim().eq_ignore_ascii_case("text/event-stream"))
-    })
+    accepts
+        .flat_map(|value| value.split(','))
+        .any(|part| part.split(';').next().is_some_and(|media| media.trim().eq_ignore_ascii_case("text/event-stream")))
 }

@@ -50,7 +50,8 @@ impl StoreLock {
     fn sign(&mut self) {
         let pid = std::process::id().to_string();
         // Only a courtesy: the lock holds without it.
-        let _ = self.file.set_len(0).and_then(|()| self.file.rewind()).and_then(|()| self.file.write_all(pid.as_bytes()));
+        let _ =
+            self.file.set_len(0).and_then(|()| self.file.rewind()).and_then(|()| self.file.write_all(pid.as_bytes()));
     }
 
     fn holder(&mut self) -> Option<u32> {
@@ -61,13 +62,7 @@ impl StoreLock {
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::options()
-        .create(true)
-        .truncate(false)
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(|error| failed(path, error))
+    File::options().create(true).truncate(false).read(true).write(true).open(path).map_err(|error| failed(path, error))
 }
 
 fn failed(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {

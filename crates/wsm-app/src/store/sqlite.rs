@@ -81,8 +81,7 @@ async fn migrate(path: &Path, options: &SqliteConnectOptions) -> Result<()> {
     let mode = sqlx::query("PRAGMA journal_mode = WAL").execute(&mut connection).await;
     mode.map_err(|error| cannot_open(path, error))?;
     // One transaction around all migrations, so that of several processes that find a new file only one fills it.
-    let mut transaction =
-        connection.begin_with("BEGIN EXCLUSIVE").await.map_err(|error| cannot_open(path, error))?;
+    let mut transaction = connection.begin_with("BEGIN EXCLUSIVE").await.map_err(|error| cannot_open(path, error))?;
     match MIGRATIONS.run_direct(None, &mut *transaction, false).await {
         Ok(()) => {}
         Err(MigrateError::VersionMissing(_)) => return Err(newer(path)),
@@ -247,13 +246,12 @@ impl Store for SqliteStore {
             .map_err(failed)?;
         let Some(row) = row else { return Ok(Retired::Unknown) };
         let record = session(&row)?;
-        let own: i64 = sqlx::query_scalar(
-            "SELECT count(*) FROM workspaces WHERE workspace_id = ? AND policy = 'per_session'",
-        )
-        .bind(record.workspace_id.as_str())
-        .fetch_one(&mut *transaction)
-        .await
-        .map_err(failed)?;
+        let own: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM workspaces WHERE workspace_id = ? AND policy = 'per_session'")
+                .bind(record.workspace_id.as_str())
+                .fetch_one(&mut *transaction)
+                .await
+                .map_err(failed)?;
         let retired = if own == 0 {
             sqlx::query("DELETE FROM sessions WHERE seq = ?")
                 .bind(record.seq)
@@ -327,13 +325,15 @@ impl Store for SqliteStore {
     }
 
     async fn note_generation(&self, id: &WorkspaceId, backend: &str, generation: u64) -> Result<()> {
-        sqlx::query("UPDATE workspaces SET generation = ?3 WHERE workspace_id = ?1 AND backend = ?2 AND generation < ?3")
-            .bind(id.as_str())
-            .bind(backend)
-            .bind(to_i64(generation))
-            .execute(&self.pool)
-            .await
-            .map_err(failed)?;
+        sqlx::query(
+            "UPDATE workspaces SET generation = ?3 WHERE workspace_id = ?1 AND backend = ?2 AND generation < ?3",
+        )
+        .bind(id.as_str())
+        .bind(backend)
+        .bind(to_i64(generation))
+        .execute(&self.pool)
+        .await
+        .map_err(failed)?;
         Ok(())
     }
 
@@ -589,7 +589,8 @@ mod tests {
     async fn what_is_not_a_store_is_refused_and_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let text = dir.path().join("text");
-        std::fs::write(&text, "not a database, but long enough to have a header of sixteen bytes\n".repeat(100)).unwrap();
+        std::fs::write(&text, "not a database, but long enough to have a header of sixteen bytes\n".repeat(100))
+            .unwrap();
         let other = dir.path().join("other.db");
         let mut connection =
             SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(&other).create_if_missing(true))

@@ -100,7 +100,8 @@ async fn events_are_streamed_until_the_service_stops() {
     ann.sh(&session, "true").await;
     let first = String::from_utf8(stream.next().await.unwrap().unwrap().to_vec()).unwrap();
     assert!(first.contains("event: opened\n"), "{first}");
-    let data: Value = serde_json::from_str(first.lines().find_map(|line| line.strip_prefix("data: ")).unwrap()).unwrap();
+    let data: Value =
+        serde_json::from_str(first.lines().find_map(|line| line.strip_prefix("data: ")).unwrap()).unwrap();
     assert_eq!((&data["event"], &data["opening"]["kind"]), (&json!("opened"), &json!("created")));
     app.app.lifecycle.shutdown().await;
     while let Some(chunk) = stream.next().await {

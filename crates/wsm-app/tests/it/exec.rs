@@ -115,9 +115,7 @@ async fn bad_input_names_its_field_and_opens_nothing() {
 
 /// Reads the events of a stream as name and data.
 fn events(text: &str) -> Vec<(String, Value)> {
-    let field = |block: &str, name: &str| {
-        block.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned))
-    };
+    let field = |block: &str, name: &str| block.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
     text.split("\n\n")
         .filter_map(|block| Some((field(block, "event: ")?, serde_json::from_str(&field(block, "data: ")?).unwrap())))
         .collect()

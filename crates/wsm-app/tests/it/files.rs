@@ -153,6 +153,7 @@ async fn a_token_downloads_its_one_file_without_headers() {
     ] {
         assert_eq!(browser.get(&uri).await.problem().0, 401, "{uri}");
     }
-    let stranger = app.user("bob").post(&format!("/workspace/files/download-token?{session}&path=f"), &json!(null)).await;
+    let stranger =
+        app.user("bob").post(&format!("/workspace/files/download-token?{session}&path=f"), &json!(null)).await;
     assert_eq!(stranger.problem().0, 404);
 }

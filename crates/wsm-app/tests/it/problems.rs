@@ -22,7 +22,10 @@ async fn even_what_no_handler_sees_is_a_problem() {
     let allow = wrong.headers["allow"].to_str().unwrap();
     assert!(allow.contains("GET") && allow.contains("POST"), "{allow}");
     let form = ann.clone().header("content-type", "application/x-www-form-urlencoded");
-    assert_eq!(form.send(Method::POST, "/sessions", Body::from("a=b")).await.problem(), (415, "unsupported_media_type".into()));
+    assert_eq!(
+        form.send(Method::POST, "/sessions", Body::from("a=b")).await.problem(),
+        (415, "unsupported_media_type".into())
+    );
     assert_eq!(ann.send(Method::POST, "/sessions", Body::empty()).await.problem().0, 415);
     let json = ann.clone().header("content-type", "application/json; charset=utf-8");
     for text in ["{", "", "{}x", "\u{feff}{}", "{\"agent_id\": nul}"] {

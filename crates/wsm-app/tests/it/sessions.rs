@@ -187,9 +187,8 @@ async fn a_destroy_that_fails_is_tried_again_with_the_session() {
 
 #[tokio::test]
 async fn sessions_of_their_own_take_ready_workspaces() {
-    let settings = ManagerSettings::default()
-        .with_isolation(IsolationPolicy::PerSession)
-        .with_prewarm(Some(Prewarm::new(2)));
+    let settings =
+        ManagerSettings::default().with_isolation(IsolationPolicy::PerSession).with_prewarm(Some(Prewarm::new(2)));
     let app = app_with(settings, |mut config| {
         config.prewarmed = true;
         config

@@ -17,23 +17,23 @@ use wsm_core::{
     memory::{MemoryConfig, MemoryEngine},
 };
 
-pub struct TestApp {
-    pub app: App,
-    pub engine: MemoryEngine,
-    pub manager: Arc<dyn WorkspaceManager>,
-    pub dir: tempfile::TempDir,
+pub(crate) struct TestApp {
+    pub(crate) app: App,
+    pub(crate) engine: MemoryEngine,
+    pub(crate) manager: Arc<dyn WorkspaceManager>,
+    pub(crate) dir: tempfile::TempDir,
 }
 
 /// A started application with the defaults.
-pub async fn app() -> TestApp {
+pub(crate) async fn app() -> TestApp {
     app_with(ManagerSettings::default(), |config| config).await
 }
 
-pub async fn app_under(isolation: IsolationPolicy) -> TestApp {
+pub(crate) async fn app_under(isolation: IsolationPolicy) -> TestApp {
     app_with(ManagerSettings::default().with_isolation(isolation), |config| config).await
 }
 
-pub async fn app_with(settings: ManagerSettings, configure: impl FnOnce(AppConfig) -> AppConfig) -> TestApp {
+pub(crate) async fn app_with(settings: ManagerSettings, configure: impl FnOnce(AppConfig) -> AppConfig) -> TestApp {
     let dir = tempfile::tempdir().unwrap();
     let engine = MemoryEngine::new();
     let metrics = Arc::new(Metrics::new());
@@ -51,63 +51,63 @@ pub async fn app_with(settings: ManagerSettings, configure: impl FnOnce(AppConfi
 
 impl TestApp {
     /// A user on this machine.
-    pub fn user(&self, name: &str) -> Client {
+    pub(crate) fn user(&self, name: &str) -> Client {
         client(&self.app.router).header("x-user-id", name)
     }
 
     /// Somebody on this machine who does not say who they are.
-    pub fn nobody(&self) -> Client {
+    pub(crate) fn nobody(&self) -> Client {
         client(&self.app.router)
     }
 }
 
-pub fn client(router: &Router) -> Client {
+pub(crate) fn client(router: &Router) -> Client {
     Client { router: router.clone(), peer: Some([127, 0, 0, 1].into()), headers: Vec::new() }
 }
 
 #[derive(Clone)]
-pub struct Client {
+pub(crate) struct Client {
     router: Router,
     peer: Option<IpAddr>,
     headers: Vec<(String, String)>,
 }
 
 #[derive(Debug)]
-pub struct Reply {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
-    pub body: Vec<u8>,
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Client {
-    pub fn header(mut self, name: &str, value: &str) -> Self {
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    pub fn from(mut self, peer: impl Into<Option<IpAddr>>) -> Self {
+    pub(crate) fn from(mut self, peer: impl Into<Option<IpAddr>>) -> Self {
         self.peer = peer.into();
         self
     }
 
-    pub async fn get(&self, uri: &str) -> Reply {
+    pub(crate) async fn get(&self, uri: &str) -> Reply {
         self.send(Method::GET, uri, Body::empty()).await
     }
 
-    pub async fn delete(&self, uri: &str) -> Reply {
+    pub(crate) async fn delete(&self, uri: &str) -> Reply {
         self.send(Method::DELETE, uri, Body::empty()).await
     }
 
-    pub async fn put(&self, uri: &str, body: impl Into<Body>) -> Reply {
+    pub(crate) async fn put(&self, uri: &str, body: impl Into<Body>) -> Reply {
         self.send(Method::PUT, uri, body.into()).await
     }
 
-    pub async fn post(&self, uri: &str, body: &Value) -> Reply {
+    pub(crate) async fn post(&self, uri: &str, body: &Value) -> Reply {
         let json = self.clone().header("content-type", "application/json");
         json.send(Method::POST, uri, Body::from(body.to_string())).await
     }
 
-    pub async fn send(&self, method: Method, uri: &str, body: Body) -> Reply {
+    pub(crate) async fn send(&self, method: Method, uri: &str, body: Body) -> Reply {
         let response = self.start(method, uri, body).await;
         let (parts, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes().to_vec();
@@ -115,7 +115,7 @@ impl Client {
     }
 
     /// Gives the answer as soon as it begins.
-    pub async fn start(&self, method: Method, uri: &str, body: Body) -> http::Response<Body> {
+    pub(crate) async fn start(&self, method: Method, uri: &str, body: Body) -> http::Response<Body> {
         let mut request = Request::builder().method(method).uri(uri);
         for (name, value) in &self.headers {
             request = request.header(name, value);
@@ -127,29 +127,29 @@ impl Client {
     }
 
     /// Makes a session and gives the query that names it.
-    pub async fn session(&self, agent: &str) -> String {
+    pub(crate) async fn session(&self, agent: &str) -> String {
         let reply = self.post("/sessions", &serde_json::json!({ "agent_id": agent })).await;
         assert_eq!(reply.status, 201, "{reply:?}");
         format!("agent_id={agent}&session_id={}", reply.json()["session_id"].as_str().unwrap())
     }
 
     /// Runs a shell line in a session's workspace.
-    pub async fn sh(&self, session: &str, line: &str) -> Reply {
+    pub(crate) async fn sh(&self, session: &str, line: &str) -> Reply {
         self.post(&format!("/workspace/exec?{session}"), &serde_json::json!({ "command": ["sh", "-c", line] })).await
     }
 }
 
 impl Reply {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
     /// Checks that this is a well-formed problem and gives its status and code.
-    pub fn problem(&self) -> (u16, String) {
+    pub(crate) fn problem(&self) -> (u16, String) {
         assert_eq!(self.headers["content-type"], "application/problem+json", "{self:?}");
         let problem = self.json();
         let text = |key: &str| problem[key].as_str().unwrap_or_else(|| panic!("`{key}` in {problem}")).to_owned();
@@ -163,14 +163,14 @@ impl Reply {
     }
 
     /// The problem's field.
-    pub fn field(&self) -> String {
+    pub(crate) fn field(&self) -> String {
         self.problem();
         self.json()["field"].as_str().unwrap_or_default().to_owned()
     }
 }
 
 /// Waits for a condition, with a deadline.
-pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     while !condition() {
         assert!(tokio::time::Instant::now() < deadline, "{what}");

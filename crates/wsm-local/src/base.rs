@@ -1,0 +1,190 @@
+//! The directory below which everything lies: how it is laid out, and that it is still the same one.
+//!
+//! ```text
+//! <basedir>/<user>/<agent>             the workspace of an agent
+//! <basedir>/.wsm/workspaces/<id>       every other workspace
+//! <basedir>/.wsm/index/<id>.json       where the workspace of an id is, and whose
+//! <basedir>/.wsm/places/<place>        which id an agent's directory was given to
+//! <basedir>/.wsm/trash/<random>        what is being deleted
+//! <basedir>/.wsm/lock                  held while the index is changed
+//! ```
+//!
+//! No encoded id starts with a dot, so that no user can be named `.wsm`, and a user's directory holds agents' directories
+//! and nothing else, so that no workspace lies inside another.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::{DirBuilderExt, MetadataExt},
+    },
+    path::Path,
+};
+
+use rustix::{
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, openat, openat2, unlinkat},
+    io::Errno,
+};
+use wsm_core::{Error, ErrorKind, Result};
+
+use crate::error;
+
+pub(crate) const INDEX: &str = ".wsm/index";
+pub(crate) const PLACES: &str = ".wsm/places";
+pub(crate) const TRASH: &str = ".wsm/trash";
+pub(crate) const WORKSPACES: &str = ".wsm/workspaces";
+const LOCK: &str = ".wsm/lock";
+
+/// Only we look into a directory that we make.
+pub(crate) const PRIVATE_DIR: Mode = Mode::RWXU;
+
+/// Which file it is, by whatever path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    pub(crate) dev: u64,
+    pub(crate) ino: u64,
+}
+
+impl From<&Stat> for Identity {
+    fn from(stat: &Stat) -> Self {
+        Self { dev: stat.st_dev, ino: stat.st_ino }
+    }
+}
+
+/// The basedir, as it was found when the backend was first used.
+#[derive(Debug)]
+pub(crate) struct Base {
+    /// Absolute and without links, so that it is also what a command in a workspace sees.
+    path: String,
+    identity: Identity,
+}
+
+impl Base {
+    /// Makes the basedir and its layout, where they do not exist, and checks that they can be used.
+    ///
+    /// # Errors
+    ///
+    /// `invalid_input` about `basedir` for anything but a directory that can be written; `unsupported` when the kernel
+    /// lacks `openat2`.
+    pub(crate) fn prepare(basedir: &Path) -> Result<Self> {
+        require_openat2()?;
+        std::fs::DirBuilder::new().recursive(true).mode(PRIVATE_DIR.as_raw_mode()).create(basedir).map_err(
+            |cause| {
+                let problem = match cause.kind() {
+                    io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
+                        "is, or lies below, something that is not a directory: give a directory"
+                    }
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                        "can not be made: make it yourself, and give it to the user that wsm runs as"
+                    }
+                    _ => "can not be made",
+                };
+                error::basedir(basedir, problem).with_source(cause)
+            },
+        )?;
+        let path = std::fs::canonicalize(basedir)
+            .map_err(|cause| error::basedir(basedir, "can not be entered").with_source(cause))?;
+        let metadata =
+            path.metadata().map_err(|cause| error::basedir(basedir, "can not be looked at").with_source(cause))?;
+        if !metadata.is_dir() {
+            return Err(error::basedir(basedir, "is not a directory: give a directory"));
+        }
+        let Ok(path) = path.into_os_string().into_string() else {
+            return Err(error::basedir(basedir, "is not UTF-8: give a directory whose path is"));
+        };
+        let base = Self { path, identity: Identity { dev: metadata.dev(), ino: metadata.ino() } };
+        base.make_layout().map_err(|errno| {
+            let problem = match errno {
+                Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+                    "can not be written: give it to the user that wsm runs as, or give another directory"
+                }
+                _ => "can not be set up",
+            };
+            error::basedir(basedir, problem).with_source(errno)
+        })?;
+        Ok(base)
+    }
+
+    fn make_layout(&self) -> Result<(), Errno> {
+        let base = openat(CWD, self.path.as_str(), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        for directory in [".wsm", INDEX, PLACES, TRASH, WORKSPACES] {
+            match mkdirat(&base, directory, PRIVATE_DIR) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        // Existing directories may still be read-only.
+        let probe = format!("{TRASH}/{}", uuid::Uuid::new_v4().simple());
+        mkdirat(&base, probe.as_str(), PRIVATE_DIR)?;
+        unlinkat(&base, probe.as_str(), AtFlags::REMOVEDIR)
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Opens the basedir itself.
+    ///
+    /// # Errors
+    ///
+    /// `unavailable` when it is not the directory that it was: below an empty mount point, every workspace would look
+    /// as if it did not exist.
+    pub(crate) fn open(&self) -> Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let (base, stat) = openat(CWD, self.path.as_str(), flags, Mode::empty())
+            .and_then(|base| fstat(&base).map(|stat| (base, stat)))
+            .map_err(|errno| self.unavailable("can not be opened").with_source(errno))?;
+        if Identity::from(&stat) != self.identity {
+            return Err(self.unavailable("is not the directory that it was at the start: was something mounted there?"));
+        }
+        Ok(base)
+    }
+
+    fn unavailable(&self, problem: &str) -> Error {
+        Error::new(ErrorKind::Unavailable, format!("`basedir` {} {problem}", self.path))
+    }
+
+    /// Waits until nobody else changes the index, in this process or another one.
+    pub(crate) fn lock(&self, base: &OwnedFd) -> Result<Lock> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(base, LOCK, flags, Mode::RUSR | Mode::WUSR).map(File::from);
+        let file = file.map_err(|errno| error::system("the lock of the index could not be opened", errno))?;
+        file.lock().map_err(|cause| error::io("the index could not be locked", cause))?;
+        Ok(Lock { _file: file })
+    }
+}
+
+/// The right to change the index, until dropped.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    /// Closing the file gives the lock up; so does the death of the process.
+    _file: File,
+}
+
+/// Opens a directory of the layout, without following any link on the way.
+pub(crate) fn open_directory(base: impl AsFd, path: impl AsRef<Path>) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat2(base, path.as_ref(), flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
+}
+
+/// Whether the kernel can keep a path from leading out.
+pub(crate) fn require_openat2() -> Result<()> {
+    match openat2(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+        Ok(_) => Ok(()),
+        Err(errno) => {
+            let message = "the kernel does not offer `openat2`, without which files can not be confined to a \
+                           workspace: Linux 5.6 or newer is needed, and a seccomp filter must allow it";
+            Err(Error::new(ErrorKind::Unsupported, message).with_code("openat2_missing").with_source(errno))
+        }
+    }
+}
+
+/// The name of a new file or directory that nobody else makes.
+pub(crate) fn unique_name() -> String {
+    uuid::Uuid::new_v4().simple().to_string()
+}

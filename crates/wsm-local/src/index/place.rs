@@ -1,0 +1,210 @@
+//! Which directory a workspace has, and how it gets and loses it.
+
+use std::{ffi::CString, os::fd::OwnedFd};
+
+use rustix::{
+    fs::{AtFlags, Dir, Mode, OFlags, fstat, mkdirat, openat, renameat, unlinkat},
+    io::Errno,
+};
+use wsm_core::{Encoding, Error, ErrorKind, IsolationPolicy, Placement, Result, UserId, WorkspaceId};
+
+use super::{Arrival, Index, Record};
+use crate::{
+    base::{Base, Identity, PLACES, PRIVATE_DIR, TRASH, WORKSPACES, open_directory, unique_name},
+    error,
+    tree::remove_tree,
+};
+
+/// A workspace that is to be opened.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub(crate) id: WorkspaceId,
+    pub(crate) owner: Option<UserId>,
+    pub(crate) placement: Option<Placement>,
+    pub(crate) allow_foreign_owner: bool,
+    /// Which directory it was when it was last seen.
+    pub(crate) known: Option<Identity>,
+}
+
+/// A workspace whose directory is there.
+#[derive(Debug)]
+pub(crate) struct Settled {
+    pub(crate) record: Record,
+    pub(crate) identity: Identity,
+    /// Why the directory had to be made; none if it was there.
+    pub(crate) arrival: Option<Arrival>,
+}
+
+/// Finds the directory of a workspace, or makes it.
+///
+/// # Errors
+///
+/// `permission_denied` with code `foreign_owner`, in which case nothing is changed; `backend` with code
+/// `index_damaged`; `unavailable`.
+pub(crate) fn settle(base: &Base, wanted: Wanted) -> Result<Settled> {
+    let Wanted { id, owner, placement, allow_foreign_owner, known } = wanted;
+    let directory = base.open()?;
+    let _lock = base.lock(&directory)?;
+    let index = Index::open(&directory)?;
+    let (mut record, is_new) = match index.read(&id)? {
+        Some(record) => (record, false),
+        None => {
+            let path = choose_path(&index, &directory, &id, placement.as_ref())?;
+            (Record::new(id, path, owner.clone()), true)
+        }
+    };
+    if !allow_foreign_owner && record.owner.is_some() && owner.is_some() && record.owner != owner {
+        let message = "the workspace belongs to another user";
+        return Err(Error::new(ErrorKind::PermissionDenied, message).with_code("foreign_owner"));
+    }
+    let is_claimed = record.owner.is_none() && owner.is_some();
+    if is_claimed {
+        record.owner = owner;
+    }
+    let found = look(&directory, &record.path)?;
+    let is_another = known.is_some() && found.is_some() && known != found;
+    let is_lost = !is_new && record.arriving.is_none() && (found.is_none() || is_another);
+    if is_lost {
+        record.generation += 1;
+        record.arriving = Some(Arrival::Recreated);
+    } else if is_new && found.is_none() {
+        record.arriving = Some(Arrival::Created);
+    }
+    if is_new || is_claimed || is_lost {
+        index.write(&record)?;
+    }
+    let identity = match found {
+        Some(identity) => identity,
+        None => make(&directory, &record.path)?,
+    };
+    let arrival = record.arriving.take();
+    if arrival.is_some() {
+        index.write(&record)?;
+    }
+    Ok(Settled { record, identity, arrival })
+}
+
+/// Takes a workspace's directory away and forgets it, so that the id is free, and deletes the files.
+///
+/// The directory is moved aside first: nobody ever finds one that is half deleted, and what a crash leaves is swept at
+/// the next start.
+pub(crate) fn vacate(base: &Base, id: &WorkspaceId) -> Result<()> {
+    let directory = base.open()?;
+    let lock = base.lock(&directory)?;
+    let index = Index::open(&directory)?;
+    let Some(record) = index.read(id)? else { return Ok(()) };
+    let trash = unique_name();
+    match renameat(&directory, record.path.as_str(), &index.trash, trash.as_str()) {
+        Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => {}
+        Err(errno) => return Err(error::system("the workspace's directory could not be moved aside", errno)),
+    }
+    release_place(&directory, &record)?;
+    index.remove(id)?;
+    // Others need not wait while many files are deleted.
+    drop(lock);
+    remove_tree(&index.trash, trash.as_str()).map_err(|errno| {
+        let message =
+            format!("files of the workspace are left in `{TRASH}/{trash}` in the basedir: remove them by hand");
+        error::system(&message, errno)
+    })
+}
+
+/// Deletes what crashes left half written or half deleted.
+pub(crate) fn sweep_trash(base: &Base) -> Result<()> {
+    let directory = base.open()?;
+    let index = Index::open(&directory)?;
+    let names = || -> Result<Vec<CString>, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let entries = Dir::new(openat(&index.trash, ".", flags, Mode::empty())?)?;
+        let names = entries.map(|entry| Ok(entry?.file_name().to_owned()));
+        names.filter(|name| !name.as_ref().is_ok_and(|name| name.to_bytes().starts_with(b"."))).collect()
+    };
+    let result = {
+        // What somebody else writes or moves aside at this moment is theirs, and not yet trash.
+        let _lock = base.lock(&directory)?;
+        names()
+    };
+    let result = result.and_then(|names| names.iter().try_for_each(|name| remove_tree(&index.trash, name.as_c_str())));
+    result.map_err(|errno| error::system("what an earlier crash left could not be deleted", errno))
+}
+
+/// The directory of a new id: the agent's own where the id is an agent's, else one named by the id.
+fn choose_path(index: &Index, base: &OwnedFd, id: &WorkspaceId, placement: Option<&Placement>) -> Result<String> {
+    if let Some(Placement { policy: IsolationPolicy::PerAgent, scope }) = placement {
+        let segment = |id: &str| Encoding::PATH_SEGMENT.encode(id);
+        let path = format!("{}/{}", segment(scope.user_id.as_str()), segment(scope.agent_id.as_str()));
+        if claim_place(index, base, &path, id)? {
+            return Ok(path);
+        }
+    }
+    Ok(format!("{WORKSPACES}/{}", Encoding::PATH_SEGMENT.encode(id.as_str())))
+}
+
+/// Notes that an agent's directory is given to `id`, unless another id has it.
+fn claim_place(index: &Index, base: &OwnedFd, path: &str, id: &WorkspaceId) -> Result<bool> {
+    let places = open_places(base)?;
+    let name = place_name(path);
+    let holder =
+        match openat(&places, name.as_str(), OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(file) => std::io::read_to_string(std::fs::File::from(file))
+                .map_err(|cause| error::io("who has the agent's directory could not be read", cause))?,
+            Err(Errno::NOENT) => String::new(),
+            Err(errno) => return Err(error::system("who has the agent's directory could not be read", errno)),
+        };
+    // A claim without a record was left by a crash.
+    if let Ok(holder) = WorkspaceId::new(&holder)
+        && holder != *id
+        && index.read(&holder)?.is_some_and(|record| record.path == path)
+    {
+        return Ok(false);
+    }
+    index
+        .replace(&places, &name, id.as_str().as_bytes())
+        .map_err(|cause| error::io("the agent's directory could not be claimed", cause))?;
+    Ok(true)
+}
+
+fn release_place(base: &OwnedFd, record: &Record) -> Result<()> {
+    if record.path.starts_with(WORKSPACES) {
+        return Ok(());
+    }
+    match unlinkat(&open_places(base)?, place_name(&record.path).as_str(), AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(error::system("the agent's directory could not be given up", errno)),
+    }
+}
+
+fn open_places(base: &OwnedFd) -> Result<OwnedFd> {
+    open_directory(base, PLACES).map_err(|errno| error::system("the basedir has lost its list of places", errno))
+}
+
+/// The two parts of the path hold no slash, so that no two paths have one name.
+fn place_name(path: &str) -> String {
+    Encoding::PATH_SEGMENT.encode(path)
+}
+
+/// Which directory is at `path`, or none when nothing is there.
+pub(crate) fn look(base: &OwnedFd, path: &str) -> Result<Option<Identity>> {
+    match open_directory(base, path).and_then(fstat) {
+        Ok(stat) => Ok(Some(Identity::from(&stat))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno @ (Errno::NOTDIR | Errno::LOOP)) => {
+            let message = format!("in the basedir, `{path}` is, or goes through, something that is not a directory");
+            Err(Error::new(ErrorKind::Conflict, message).with_source(errno))
+        }
+        Err(errno) => Err(error::system("the workspace's directory could not be looked at", errno)),
+    }
+}
+
+fn make(base: &OwnedFd, path: &str) -> Result<Identity> {
+    let make = || -> Result<Identity, Errno> {
+        let (parent, name) = path.rsplit_once('/').ok_or(Errno::INVAL)?;
+        match mkdirat(base, parent, PRIVATE_DIR) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+        mkdirat(open_directory(base, parent)?, name, PRIVATE_DIR)?;
+        Ok(Identity::from(&fstat(open_directory(base, path)?)?))
+    };
+    make().map_err(|errno| error::system("the workspace's directory could not be made", errno))
+}

@@ -1,0 +1,185 @@
+//! Starts commands.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::{
+    net::unix::pipe::Sender,
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
+use wsm_core::{Command, Process, ProcessOutput, ProcessStdin, Result, WorkspaceId};
+
+use super::{
+    child::Root, driver::Driver, environment::Environment, marker::Instance, output::OutputPipe, pre_exec, refusal,
+    stdin::StdinPipe,
+};
+use crate::blocking::blocking;
+
+/// How many pieces of output wait for the reader before the command has to.
+const EVENTS_AHEAD: usize = 4;
+/// How often a program that is being written is tried again, with a pause that doubles from a millisecond on.
+const BUSY_TRIES: u32 = 6;
+
+/// What all commands of a backend have in common.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    instance: Instance,
+    environment: Environment,
+    grace: Duration,
+    /// How many commands were started.
+    started: AtomicU64,
+}
+
+/// The workspace that a command runs in.
+#[derive(Debug, Clone)]
+pub(crate) struct Host {
+    pub(crate) id: WorkspaceId,
+    /// Cancelled when the workspace is put away: its commands end.
+    pub(crate) closing: CancellationToken,
+    /// Whose tasks the workspace waits for before it counts as put away.
+    pub(crate) tasks: TaskTracker,
+}
+
+/// A command to start.
+pub(crate) struct Launch<D> {
+    pub(crate) command: Command,
+    pub(crate) stdin: Stdin,
+    /// Opens the directory to run in.
+    pub(crate) directory: D,
+    pub(crate) host: Host,
+    /// Keeps the host from counting as put away while nobody follows the command yet.
+    pub(crate) _token: TaskTrackerToken,
+    /// When the command is ended with all that it started.
+    pub(crate) deadline: Option<Instant>,
+}
+
+/// Where a command's input comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stdin {
+    /// There is none.
+    Empty,
+    /// A pipe that the caller writes to.
+    Pipe,
+}
+
+impl Launcher {
+    pub(crate) fn new(instance: Instance, environment: Environment, grace: Duration) -> Self {
+        Self { instance, environment, grace, started: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn instance(&self) -> &Instance {
+        &self.instance
+    }
+
+    /// How long commands that are ended have for cleaning up.
+    pub(crate) fn grace(&self) -> Duration {
+        self.grace
+    }
+
+    /// Starts a command. A task of the host's follows it from the beginning, so that dropping what this returns ends it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the call may start the command all the same; it is ended then.
+    pub(crate) async fn start<D>(self: &Arc<Self>, launch: Launch<D>) -> Result<Process>
+    where
+        D: Fn() -> Result<OwnedFd> + Send + Sync + 'static,
+    {
+        let launch = Arc::new(launch);
+        let mut tries_left = BUSY_TRIES;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            tries_left -= 1;
+            let (launcher, launch, is_last) = (Arc::clone(self), Arc::clone(&launch), tries_left == 0);
+            if let Some(process) = blocking(move || launcher.attempt(&launch, is_last)).await? {
+                return Ok(process);
+            }
+            sleep(pause).await;
+            pause *= 2;
+        }
+    }
+
+    /// One try, which blocks for as long as the kernel needs to load the program. None when the program is busy and
+    /// this is not the last try.
+    fn attempt<D>(self: &Arc<Self>, launch: &Launch<D>, is_last: bool) -> Result<Option<Process>>
+    where
+        D: Fn() -> Result<OwnedFd>,
+    {
+        let Launch { command, stdin, directory, host, _token: _, deadline } = launch;
+        let directory = directory()?;
+        let started = self.fork(command, *stdin, &directory, host);
+        let Started { root, number, input, stdout, stderr } = match started {
+            Ok(started) => started,
+            Err(cause) if refusal::is_busy(&cause) && !is_last => return Ok(None),
+            Err(cause) => {
+                let path = command.env.get("PATH").map(OsStr::new).unwrap_or_else(|| self.environment.path());
+                return Err(refusal::explain(command.program(), path, directory.as_fd(), cause));
+            }
+        };
+        let control = root.control();
+        let (sender, mut events) = mpsc::channel(EVENTS_AHEAD);
+        let driver = Driver {
+            root,
+            stdout,
+            stderr,
+            events: sender,
+            deadline: *deadline,
+            closing: host.closing.clone(),
+            launcher: Arc::clone(self),
+            number,
+        };
+        host.tasks.spawn(driver.drive());
+        let output = ProcessOutput::new(futures::stream::poll_fn(move |context| events.poll_recv(context)));
+        Ok(Some(Process::new(input, output, control)))
+    }
+
+    fn fork(&self, command: &Command, stdin: Stdin, directory: &OwnedFd, host: &Host) -> io::Result<Started> {
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let (stdout, stdout_writer) = OutputPipe::new()?;
+        let (stderr, stderr_writer) = OutputPipe::new()?;
+        let (stdin, input): (Stdio, ProcessStdin) = match stdin {
+            Stdin::Empty => (Stdio::null(), Box::pin(tokio::io::sink())),
+            Stdin::Pipe => {
+                let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+                (reader.into(), Box::pin(StdinPipe::new(Sender::from_owned_fd(writer)?)))
+            }
+        };
+        let mut child = std::process::Command::new(command.program());
+        child
+            .args(command.argv.get(1..).unwrap_or_default())
+            .env_clear()
+            .envs(self.environment.iter())
+            .envs(&command.env)
+            .envs(self.instance.variables(&host.id, number))
+            .stdin(stdin)
+            .stdout(stdout_writer)
+            .stderr(stderr_writer);
+        pre_exec::prepare(&mut child, directory.try_clone()?);
+        let root = Root::new(tokio::process::Command::from(child).spawn()?);
+        Ok(Started { root, number, input, stdout, stderr })
+    }
+}
+
+/// A child that nobody follows yet.
+struct Started {
+    root: Root,
+    number: u64,
+    input: ProcessStdin,
+    stdout: OutputPipe,
+    stderr: OutputPipe,
+}

@@ -1,0 +1,18 @@
+//! Commands as processes of this machine: started in their workspace, followed to their end, and ended whole.
+
+mod child;
+mod driver;
+mod environment;
+mod hunt;
+mod launcher;
+mod marker;
+mod output;
+mod pre_exec;
+mod refusal;
+mod stdin;
+mod table;
+
+pub(crate) use environment::Environment;
+pub(crate) use hunt::Hunt;
+pub(crate) use launcher::{Host, Launch, Launcher, Stdin};
+pub(crate) use marker::{Instance, Marked};

@@ -138,12 +138,12 @@ impl ExecFiles {
     }
 
     /// Whether a workspace needs this and can have it.
-    pub(crate) fn applies_to(capabilities: Capabilities) -> bool {
+    pub fn applies_to(capabilities: Capabilities) -> bool {
         !capabilities.files && capabilities.shell
     }
 
     /// What a backend's workspaces can do with this on top, where it applies.
-    pub(crate) fn capabilities_above(inner: Capabilities) -> Capabilities {
+    pub fn capabilities_above(inner: Capabilities) -> Capabilities {
         if Self::applies_to(inner) { inner.with_files(true) } else { inner }
     }
 

@@ -126,6 +126,38 @@ fn manager_settings(options: &Table) -> Result<ManagerSettings> {
     Ok(settings)
 }
 
+/// The options of the manager with all defaults, as the configuration would hold them.
+///
+/// # Errors
+///
+/// As for [`manager`].
+pub fn effective_manager_options(settings: &Settings) -> Result<Table> {
+    let settings = manager_settings(&settings.manager)?;
+    let mut options = Table::new();
+    options.insert("isolation".to_owned(), settings.isolation.as_str().into());
+    options.insert("allow_foreign_owner".to_owned(), settings.allow_foreign_owner.into());
+    for (key, time) in [
+        ("ttl", settings.ttl),
+        ("sweep_interval", settings.sweep_interval),
+        ("open_timeout", settings.open_timeout),
+        ("suspend_timeout", settings.suspend_timeout),
+        ("health_timeout", settings.health_timeout),
+    ] {
+        options.insert(key.to_owned(), humantime::format_duration(time).to_string().into());
+    }
+    let number = |count: usize| Value::Integer(i64::try_from(count).unwrap_or(i64::MAX));
+    options.insert("max_provisioning".to_owned(), number(settings.max_provisioning));
+    options.insert("max_suspending".to_owned(), number(settings.max_suspending));
+    if let Some(most) = settings.max_workspaces {
+        options.insert("max_workspaces".to_owned(), number(most));
+    }
+    if let Some(Prewarm { size, max_creating, .. }) = settings.prewarm {
+        let prewarm = [("size", size), ("max_creating", max_creating)].map(|(key, it)| (key.to_owned(), number(it)));
+        options.insert("prewarm".to_owned(), Value::Table(prewarm.into_iter().collect()));
+    }
+    Ok(options)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

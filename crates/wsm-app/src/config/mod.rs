@@ -23,7 +23,7 @@ use tree::{Leaf, Node, Origin};
 
 use crate::{
     app::{AppConfig, Limits},
-    assemble::{BackendKind, KNOWN_BACKENDS},
+    assemble::{BackendKind, KNOWN_BACKENDS, effective_manager_options},
     auth::AuthConfig,
 };
 
@@ -347,8 +347,9 @@ impl Settings {
         if let Some(auth) = self.tree.get(&["auth"]) {
             put("auth", auth.to_value());
         }
-        for (key, value) in &self.manager {
-            put(key, value.clone());
+        // Checked when the configuration was read.
+        for (key, value) in effective_manager_options(self).unwrap_or_default() {
+            put(&key, value);
         }
         put(self.backend.name, Value::Table(self.options.clone()));
 

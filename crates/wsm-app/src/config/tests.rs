@@ -160,7 +160,7 @@ fn what_is_shown_can_be_read_again() {
     assert!(shown.contains("basedir = \"/x y\"  # the flag `--set local.basedir`"), "{shown}");
     assert!(shown.contains("listen = \"127.0.0.1:8080\"  # the default"), "{shown}");
     let (_dir, again) = file(&shown);
-    assert_eq!(manager(&load(&again).unwrap(), "prewarm"), "{ size = 2 }");
+    assert_eq!(manager(&load(&again).unwrap(), "prewarm"), "{ max_creating = 2, size = 2 }");
 }
 
 /// A key that is accepted and changes nothing would be a lie.

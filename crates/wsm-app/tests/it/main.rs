@@ -5,6 +5,7 @@
 mod support;
 
 mod admin;
+mod cli;
 mod embedding;
 mod exec;
 mod files;

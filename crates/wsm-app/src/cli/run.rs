@@ -37,6 +37,7 @@ const SIGPIPE: u8 = 13;
 const CHUNK: usize = 64 << 10;
 
 #[derive(Debug, Args)]
+#[command(args_override_self = true)]
 pub(super) struct RunArgs {
     #[command(flatten)]
     settings: SettingsArgs,

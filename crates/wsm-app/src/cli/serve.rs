@@ -16,6 +16,7 @@ use super::{
 use crate::{App, Metrics, assemble, auth::is_loopback, config::Settings, create_app};
 
 #[derive(Debug, Args)]
+#[command(args_override_self = true)]
 pub(super) struct ServeArgs {
     /// The address to listen on; port 0 is any free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS:PORT")]

@@ -5,6 +5,7 @@
 //! | the token `auth.token` | anywhere | the user in `X-User-ID` | yes |
 //! | a token of `auth.tokens` | anywhere | that token's user | no |
 //! | no token | loopback | the user in `X-User-ID` | yes, unless a proxy forwarded it |
+//! | no token, but the marks of somebody else's web page | loopback | nobody: 403 | no |
 //! | no token | anywhere else | nobody: 401 | no |
 //! | a wrong token | anywhere | nobody: 401 | no |
 
@@ -72,6 +73,12 @@ impl AuthConfig {
                 )),
                 None => Err(unauthenticated("invalid_token", "the bearer token is not valid")),
             },
+            _ if !self.trust_every_peer && peer.is_some_and(is_loopback) && is_lured(headers) => Err(Problem::new(
+                StatusCode::FORBIDDEN,
+                "permission_denied",
+                "foreign_origin",
+                "the request names another site in `Host` or `Origin`: call this service by its address, or with a token",
+            )),
             _ if self.trust_every_peer || peer.is_some_and(is_loopback) => {
                 let forwarded = FORWARDING_HEADERS.iter().any(|name| headers.contains_key(*name));
                 Ok(Principal { user: named, operator: !forwarded })
@@ -110,6 +117,22 @@ pub(crate) struct Principal {
     pub(crate) user: Option<UserId>,
     /// Whether the routes of the operator are open to the request.
     pub(crate) operator: bool,
+}
+
+/// Whether a browser on this machine may have been talked into this request by a web page from elsewhere: through a
+/// name of that page's own that suddenly means this machine (`Host`), or as a request across sites (`Origin`).
+fn is_lured(headers: &HeaderMap) -> bool {
+    let text = |name| headers.get(name).and_then(|value: &http::HeaderValue| value.to_str().ok());
+    let host = text(header::HOST);
+    let is_address = |host: &str| {
+        let authority = host.parse::<http::uri::Authority>().ok();
+        let name = authority.as_ref().map_or("", |it| it.host()).trim_matches(['[', ']']);
+        name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+    };
+    let renamed = host.is_some_and(|host| !is_address(host));
+    let across = headers.contains_key(header::ORIGIN)
+        && text(header::ORIGIN).and_then(|origin| origin.strip_prefix("http://")) != host;
+    renamed || across
 }
 
 /// Whether an address is this machine's loopback, also in its IPv6 dress.
@@ -163,6 +186,12 @@ mod tests {
             ("::1", &[id], Ok((ann(), true))),
             ("::ffff:127.0.0.1", &[id], Ok((ann(), true))),
             ("127.0.0.1", &[id, ("x-forwarded-for", "10.0.0.1")], Ok((ann(), false))),
+            ("127.0.0.1", &[id, ("host", "localhost:8080")], Ok((ann(), true))),
+            ("::1", &[id, ("host", "[::1]:8080"), ("origin", "http://[::1]:8080")], Ok((ann(), true))),
+            ("127.0.0.1", &[id, ("host", "evil.example:8080")], Err(403)),
+            ("127.0.0.1", &[id, ("host", "127.0.0.1:8080"), ("origin", "http://evil.example")], Err(403)),
+            ("127.0.0.1", &[id, ("host", "127.0.0.1:8080"), ("origin", "null")], Err(403)),
+            ("127.0.0.1", &[id, ("host", "wsm.example"), ("authorization", "Bearer front")], Ok((ann(), true))),
             ("10.0.0.1", &[id], Err(401)),
             ("10.0.0.1", &[id, ("authorization", "Bearer front")], Ok((ann(), true))),
             ("10.0.0.1", &[("authorization", "bearer of-ann")], Ok((ann(), false))),

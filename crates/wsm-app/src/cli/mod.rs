@@ -116,6 +116,23 @@ fn start_logging(settings: &Settings, otherwise: &str) -> anyhow::Result<()> {
     telemetry::init(filter, settings.log_format)
 }
 
+/// Refuses a `basedir` that can not become one before anything is made, the store among it.
+fn check_basedir(settings: &Settings) -> anyhow::Result<()> {
+    let Some(basedir) = &settings.basedir else { return Ok(()) };
+    let basedir = std::path::absolute(basedir)?;
+    let Some(nearest) = basedir.ancestors().find(|path| path.exists()) else { return Ok(()) };
+    anyhow::ensure!(
+        nearest.is_dir(),
+        "`basedir`: `{}` can not be a directory: `{}` is a file",
+        basedir.display(),
+        nearest.display()
+    );
+    if let Err(error) = rustix::fs::access(nearest, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK) {
+        anyhow::bail!("`basedir`: `{}` can not be written to: {error}", nearest.display());
+    }
+    Ok(())
+}
+
 /// Says where data are kept, once: when the directories that nobody chose do not exist yet.
 #[expect(clippy::print_stderr, reason = "a message for the person at the terminal")]
 fn announce_defaults(settings: &Settings) {

@@ -15,7 +15,7 @@ use wsm_core::{
 };
 
 use super::{
-    RUN_FAILED, SettingsArgs, announce_defaults, load,
+    RUN_FAILED, SettingsArgs, announce_defaults, check_basedir, load,
     signals::{self, Signals},
     start_logging,
 };
@@ -74,6 +74,7 @@ pub(super) async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let workspace_id = WorkspaceId::optional(workspace_id.as_deref())?;
     let command = command_of(command, timeout.as_deref())?;
     let mut signals = Signals::new()?;
+    check_basedir(&settings)?;
     announce_defaults(&settings);
 
     let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&settings.store).await?);

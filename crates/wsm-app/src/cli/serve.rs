@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use wsm_core::{EventListener, Signal};
 
 use super::{
-    SettingsArgs, announce_defaults, load,
+    SettingsArgs, announce_defaults, check_basedir, load,
     signals::{Signals, exit_code},
     start_logging,
 };
@@ -47,6 +47,7 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     refuse_open_doors(&settings)?;
     // Heard from the very beginning, so that a stop during the start is a stop, too.
     let mut signals = Signals::new()?;
+    check_basedir(&settings)?;
     announce_defaults(&settings);
 
     let metrics = Arc::new(Metrics::new());

@@ -128,8 +128,8 @@ pub(super) struct ChunkBody {
 /// Runs a command in the session's workspace.
 ///
 /// With `Accept: text/event-stream`, output comes while the command runs: events `stdout` and `stderr` carry `data` and
-/// its `encoding`, and one last event `end` carries the other fields of the result; what fails on the way is an event
-/// `error`. There is no default for `max_output_bytes` then. A client that goes away ends the command.
+/// its `encoding`, and one last event `end` carries the other fields of the result. There is no default for
+/// `max_output_bytes` then. A client that goes away ends the command.
 #[utoipa::path(
     post, path = "/workspace/exec", tag = "workspace", request_body = ExecRequest,
     params(SessionParams, ("X-User-ID" = String, Header, description = "Who asks.")),

@@ -46,6 +46,11 @@ pub(super) struct CreateSession {
     name: Option<String>,
 }
 
+fn optional_agent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<AgentId>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    AgentId::optional(text.as_deref()).map_err(serde::de::Error::custom)
+}
+
 fn optional_session<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SessionId>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     SessionId::optional(text.as_deref()).map_err(serde::de::Error::custom)
@@ -104,7 +109,7 @@ pub(super) struct SessionsBody {
 #[into_params(parameter_in = Query)]
 pub(super) struct ListParams {
     /// Only this agent's.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_agent")]
     #[param(value_type = Option<String>)]
     agent_id: Option<AgentId>,
     /// The `next` of the page before.

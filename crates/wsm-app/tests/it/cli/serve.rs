@@ -214,6 +214,7 @@ fn a_wrong_configuration_is_refused_and_nothing_is_made() {
     let refused = output(dir.path(), &["serve", "--basedir", "file", "--store", "wsm.db", "--listen", "127.0.0.1:0"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(stderr(&refused).contains("basedir"), "{}", stderr(&refused));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was made");
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::{io::Write, process::ExitCode};
 use clap::{Args, Subcommand};
 
 use super::{SettingsArgs, load};
+use crate::config::describe_keys;
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
@@ -16,11 +17,15 @@ pub(super) struct ConfigArgs {
 enum ConfigCommand {
     /// Prints the effective configuration and where each value came from, secrets hidden.
     Show(SettingsArgs),
+    /// Lists the keys and what they are for.
+    Keys,
 }
 
 pub(super) fn config(args: ConfigArgs) -> anyhow::Result<ExitCode> {
-    let ConfigArgs { command: ConfigCommand::Show(args) } = args;
-    let settings = load(args, &[])?;
-    std::io::stdout().write_all(settings.show().as_bytes())?;
+    let text = match args.command {
+        ConfigCommand::Show(args) => load(args, &[])?.show(),
+        ConfigCommand::Keys => describe_keys().iter().map(|(key, about)| format!("{key:24} {about}\n")).collect(),
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }

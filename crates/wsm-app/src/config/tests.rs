@@ -146,7 +146,7 @@ fn secrets_are_hidden() {
     let settings =
         load(&set(&["backend=e2b", "auth.token=CANARY", "auth.tokens.ann=CANARY", "e2b.api_key=CANARY"])).unwrap();
     assert!(!settings.show().contains("CANARY"), "{}", settings.show());
-    assert!(!format!("{:?}", settings.app).contains("CANARY"));
+    assert!(!format!("{settings:?}").contains("CANARY"));
     let (_dir, refused) = file("auth.token = ['CANARY']");
     let refused = load(&refused).unwrap_err().to_string();
     assert!(!refused.contains("CANARY"), "{refused}");

@@ -138,7 +138,7 @@ fn rfc3339(time: SystemTime) -> String {
 
 /// Lists workspaces.
 #[utoipa::path(
-    get, path = "/admin/workspaces", tag = "admin", params(ListParams),
+    get, path = "/admin/workspaces", operation_id = "list_workspaces", tag = "admin", params(ListParams),
     responses((status = 200, body = WorkspacesBody), (status = 403, body = ProblemBody<'_>, content_type = "application/problem+json"))
 )]
 pub(super) async fn list(
@@ -159,7 +159,7 @@ pub(super) async fn list(
 
 /// Gets a workspace.
 #[utoipa::path(
-    get, path = "/admin/workspaces/{workspace_id}", tag = "admin",
+    get, path = "/admin/workspaces/{workspace_id}", operation_id = "get_workspace", tag = "admin",
     params(("workspace_id" = String, Path, description = "The workspace.")),
     responses((status = 200, body = WorkspaceBody), (status = 404, body = ProblemBody<'_>, content_type = "application/problem+json"))
 )]
@@ -177,7 +177,7 @@ pub(super) async fn get(
 
 /// Ends a workspace, in use or not, and deletes its data. Its sessions stay: the next use makes it anew.
 #[utoipa::path(
-    delete, path = "/admin/workspaces/{workspace_id}", tag = "admin",
+    delete, path = "/admin/workspaces/{workspace_id}", operation_id = "destroy_workspace", tag = "admin",
     params(("workspace_id" = String, Path, description = "The workspace.")),
     responses((status = 204, description = "It is gone."), (status = 404, body = ProblemBody<'_>, content_type = "application/problem+json"))
 )]
@@ -193,7 +193,7 @@ pub(super) async fn destroy(
 
 /// Puts a workspace away and keeps its data. Does nothing for one that is not cached.
 #[utoipa::path(
-    post, path = "/admin/workspaces/{workspace_id}/close", tag = "admin",
+    post, path = "/admin/workspaces/{workspace_id}/close", operation_id = "close_workspace", tag = "admin",
     params(("workspace_id" = String, Path, description = "The workspace."), CloseParams),
     responses((status = 204, description = "It is put away."), (status = 409, description = "It is in use.", body = ProblemBody<'_>, content_type = "application/problem+json"))
 )]

@@ -54,8 +54,8 @@ pub(super) struct EntryBody {
 
 /// Lists a directory.
 #[utoipa::path(
-    get, path = "/workspace/directories", tag = "workspace",
-    params(SessionParams, ListParams, ("X-User-ID" = String, Header, description = "Who asks.")),
+    get, path = "/workspace/directories", operation_id = "list_directory", tag = "workspace",
+    params(SessionParams, ListParams, ("X-User-ID" = Option<String>, Header, description = "Who asks, unless a token says so.")),
     responses(
         (status = 200, body = DirectoryBody),
         (status = 404, body = ProblemBody<'_>, content_type = "application/problem+json"),

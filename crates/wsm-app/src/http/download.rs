@@ -126,8 +126,8 @@ pub(super) struct TokenBody {
 
 /// Gives a token that lets anybody who has it download this one file for a minute.
 #[utoipa::path(
-    post, path = "/workspace/files/download-token", tag = "workspace",
-    params(TokenParams, ("X-User-ID" = String, Header, description = "Who asks.")),
+    post, path = "/workspace/files/download-token", operation_id = "make_download_token", tag = "workspace",
+    params(TokenParams, ("X-User-ID" = Option<String>, Header, description = "Who asks, unless a token says so.")),
     responses(
         (status = 200, body = TokenBody),
         (status = 404, description = "The caller has no such session.", body = ProblemBody<'_>, content_type = "application/problem+json"),

@@ -132,7 +132,7 @@ pub(super) struct ChunkBody {
 /// `max_output_bytes` then. A client that goes away ends the command.
 #[utoipa::path(
     post, path = "/workspace/exec", tag = "workspace", request_body = ExecRequest,
-    params(SessionParams, ("X-User-ID" = String, Header, description = "Who asks.")),
+    params(SessionParams, ("X-User-ID" = Option<String>, Header, description = "Who asks, unless a token says so.")),
     responses(
         (status = 200, description = "It ran; how it ended is in `outcome`.", content((ExecBody = "application/json"), (ChunkBody = "text/event-stream"))),
         (status = 404, description = "The caller has no such session.", body = ProblemBody<'_>, content_type = "application/problem+json"),

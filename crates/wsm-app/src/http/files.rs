@@ -82,7 +82,7 @@ pub(super) struct WrittenBody {
 
 /// Reads a file, or one range of it.
 #[utoipa::path(
-    get, path = "/workspace/files", tag = "workspace",
+    get, path = "/workspace/files", operation_id = "read_file", tag = "workspace",
     params(
         ReadParams,
         ("X-User-ID" = Option<String>, Header, description = "Who asks, unless `token` says so."),
@@ -185,8 +185,8 @@ fn answer(
 
 /// Writes a file as a whole: until the body has ended, the old one stays.
 #[utoipa::path(
-    put, path = "/workspace/files", tag = "workspace",
-    params(super::extract::SessionParams, WriteParams, ("X-User-ID" = String, Header, description = "Who asks.")),
+    put, path = "/workspace/files", operation_id = "write_file", tag = "workspace",
+    params(super::extract::SessionParams, WriteParams, ("X-User-ID" = Option<String>, Header, description = "Who asks, unless a token says so.")),
     request_body(content = [u8], content_type = "application/octet-stream"),
     responses(
         (status = 200, description = "The file was replaced.", body = WrittenBody),
@@ -240,8 +240,8 @@ fn limited(body: Body, limit: u64) -> ByteStream {
 
 /// Removes a file, or a directory.
 #[utoipa::path(
-    delete, path = "/workspace/files", tag = "workspace",
-    params(super::extract::SessionParams, RemoveParams, ("X-User-ID" = String, Header, description = "Who asks.")),
+    delete, path = "/workspace/files", operation_id = "remove_file", tag = "workspace",
+    params(super::extract::SessionParams, RemoveParams, ("X-User-ID" = Option<String>, Header, description = "Who asks, unless a token says so.")),
     responses(
         (status = 204, description = "It is gone."),
         (status = 404, body = ProblemBody<'_>, content_type = "application/problem+json"),

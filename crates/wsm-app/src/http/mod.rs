@@ -22,7 +22,10 @@ mod status;
 use axum::{Extension, Router, middleware};
 use http::{StatusCode, Uri};
 use tower_http::catch_panic::CatchPanicLayer;
-use utoipa::OpenApi;
+use utoipa::{
+    Modify, OpenApi,
+    openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 pub(crate) use download::DownloadTokens;
@@ -49,9 +52,23 @@ pub const LOST_HEADER: &str = "x-workspace-lost";
         (name = "workspace", description = "Commands and files in the workspace of a session."),
         (name = "admin", description = "For operators: loopback, or the token of a trusted front."),
         (name = "service", description = "About the service itself."),
-    )
+    ),
+    modifiers(&Tokens),
+    // From loopback, no token is needed.
+    security((), ("token" = []))
 )]
 struct Document;
+
+struct Tokens;
+
+impl Modify for Tokens {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let about = "The token of a trusted front, or of a single user. Not needed from this machine's loopback.";
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(about)).build();
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("token", SecurityScheme::Http(bearer));
+    }
+}
 
 /// All routes with their descriptions.
 fn described() -> (Router, utoipa::openapi::OpenApi) {

@@ -126,8 +126,8 @@ pub(super) struct ListParams {
 /// Asking again with the same id and equal fields gives the session that exists. While the workspace of a deleted
 /// session of the same id still exists, the id is refused.
 #[utoipa::path(
-    post, path = "/sessions", tag = "sessions", request_body = CreateSession,
-    params(("X-User-ID" = String, Header, description = "Who asks.")),
+    post, path = "/sessions", operation_id = "create_session", tag = "sessions", request_body = CreateSession,
+    params(("X-User-ID" = Option<String>, Header, description = "Who asks, unless a token says so.")),
     responses(
         (status = 201, description = "It was made.", body = SessionBody),
         (status = 200, description = "It existed already, with equal fields.", body = SessionBody),
@@ -155,7 +155,7 @@ pub(super) async fn create(
 
 /// Lists the caller's sessions.
 #[utoipa::path(
-    get, path = "/sessions", tag = "sessions", params(ListParams, ("X-User-ID" = String, Header, description = "Who asks.")),
+    get, path = "/sessions", operation_id = "list_sessions", tag = "sessions", params(ListParams, ("X-User-ID" = Option<String>, Header, description = "Who asks, unless a token says so.")),
     responses((status = 200, body = SessionsBody))
 )]
 pub(super) async fn list(
@@ -185,8 +185,8 @@ pub(super) async fn list(
 
 /// Gets a session of the caller's.
 #[utoipa::path(
-    get, path = "/sessions/{session_id}", tag = "sessions",
-    params(("session_id" = String, Path, description = "The session."), ("X-User-ID" = String, Header, description = "Who asks.")),
+    get, path = "/sessions/{session_id}", operation_id = "get_session", tag = "sessions",
+    params(("session_id" = String, Path, description = "The session."), ("X-User-ID" = Option<String>, Header, description = "Who asks, unless a token says so.")),
     responses((status = 200, body = SessionBody), (status = 404, body = ProblemBody<'_>, content_type = "application/problem+json"))
 )]
 pub(super) async fn get(
@@ -202,8 +202,8 @@ pub(super) async fn get(
 ///
 /// A workspace that the policy `per_session` gave it is destroyed with the last session that names it; any other stays.
 #[utoipa::path(
-    delete, path = "/sessions/{session_id}", tag = "sessions",
-    params(("session_id" = String, Path, description = "The session."), ("X-User-ID" = String, Header, description = "Who asks.")),
+    delete, path = "/sessions/{session_id}", operation_id = "delete_session", tag = "sessions",
+    params(("session_id" = String, Path, description = "The session."), ("X-User-ID" = Option<String>, Header, description = "Who asks, unless a token says so.")),
     responses(
         (status = 204, description = "It is gone."),
         (status = 404, body = ProblemBody<'_>, content_type = "application/problem+json"),

@@ -34,8 +34,8 @@ pub(super) struct StatusBody {
 
 /// Tells what the session's workspace is like, and opens it when it is not open.
 #[utoipa::path(
-    get, path = "/workspace/status", tag = "workspace",
-    params(SessionParams, ("X-User-ID" = String, Header, description = "Who asks.")),
+    get, path = "/workspace/status", operation_id = "workspace_status", tag = "workspace",
+    params(SessionParams, ("X-User-ID" = Option<String>, Header, description = "Who asks, unless a token says so.")),
     responses((status = 200, body = StatusBody), (status = 404, body = ProblemBody<'_>, content_type = "application/problem+json"))
 )]
 pub(super) async fn status(

@@ -1,31 +1,46 @@
 //! A command's own process: its end, and signals for it.
 
-use std::{future::poll_fn, io, pin::pin, sync::Arc};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use rustix::{
     io::Errno,
-    process::{Pid, kill_process_group},
+    process::{Pid, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, waitid},
 };
-use tokio::process::Child;
+use tokio::io::unix::AsyncFd;
 use wsm_core::{ExitStatus, ProcessControl, Result, Signal};
 
-use super::table::ProcessId;
+use super::{table::ProcessId, vfork::watch};
 use crate::error;
 
 /// A child that leads a process group. As long as it is not reaped, its number and its group are its own.
+///
+/// Nobody else reaps it, so that nothing comes between looking at its number and signalling it, and so that it stays in
+/// place while its tree is being ended.
 #[derive(Debug)]
 pub(super) struct Root {
-    child: Child,
+    /// Readable once it has ended.
+    end: AsyncFd<OwnedFd>,
     group: Group,
 }
 
 impl Root {
     /// Takes charge of a child that was just started.
-    pub(super) fn new(child: Child) -> Self {
-        let pid = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
-        Self { child, group: Group(Arc::new(Mutex::new(pid))) }
+    pub(super) fn new(pid: Pid, pidfd: OwnedFd) -> io::Result<Self> {
+        match watch(pidfd) {
+            Ok(end) => Ok(Self { end, group: Group(Arc::new(Mutex::new(Some(pid)))) }),
+            Err(error) => {
+                // Nobody would hear of its end, so it must not run.
+                let _ = kill_process_group(pid, rustix::process::Signal::KILL);
+                let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED);
+                Err(error)
+            }
+        }
     }
 
     /// Sends signals to the command for as long as it lives.
@@ -57,21 +72,28 @@ impl Root {
     ///
     /// A dropped call has not reaped it.
     pub(super) async fn ended(&mut self) -> ExitStatus {
-        let mut wait = pin!(self.child.wait());
-        let ended = poll_fn(|context| {
+        loop {
+            let mut ready = match self.end.readable().await {
+                Ok(ready) => ready,
+                Err(error) => {
+                    return ExitStatus::Unknown { reason: format!("the command can not be watched: {error}") };
+                }
+            };
             // Only under this lock is it reaped, and only under this lock is its group signalled: once its number may
             // be given to another process, nobody uses it any more.
             let mut group = self.group.0.lock();
-            let ended = wait.as_mut().poll(context);
-            if ended.is_ready() {
-                *group = None;
+            match waitid(WaitId::PidFd(self.end.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+                Ok(Some(status)) => {
+                    *group = None;
+                    return exit_status(&status);
+                }
+                Ok(None) | Err(Errno::INTR) => ready.clear_ready(),
+                Err(errno) => {
+                    // Somebody else in this process reaped it, or it ignores `SIGCHLD` so that nobody has to.
+                    *group = None;
+                    return ExitStatus::Unknown { reason: format!("the command's end was not seen: {errno}") };
+                }
             }
-            ended
-        });
-        match ended.await {
-            Ok(status) => exit_status(status),
-            // Somebody else in this process reaped it, as a handler of `SIGCHLD` may.
-            Err(error) => ExitStatus::Unknown { reason: format!("the command's end was not seen: {error}") },
         }
     }
 }
@@ -81,18 +103,15 @@ impl Drop for Root {
     /// it is found by its mark at the next start.
     fn drop(&mut self) {
         self.signal_group(rustix::process::Signal::KILL);
-        // The runtime reaps it now, whenever it can.
         *self.group.0.lock() = None;
     }
 }
 
-fn exit_status(status: std::process::ExitStatus) -> ExitStatus {
-    use std::os::unix::process::ExitStatusExt;
-
-    match (status.code(), status.signal()) {
+fn exit_status(status: &WaitIdStatus) -> ExitStatus {
+    match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => ExitStatus::Exited { code },
         (None, Some(signal)) => ExitStatus::Signaled { signal },
-        (None, None) => ExitStatus::Unknown { reason: format!("the command ended strangely: {status}") },
+        (None, None) => ExitStatus::Unknown { reason: format!("the command ended strangely: {status:?}") },
     }
 }
 

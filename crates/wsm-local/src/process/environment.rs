@@ -38,8 +38,8 @@ impl Environment {
         self.0.get(OsStr::new("PATH")).map_or(OsStr::new(DEFAULT_PATH), OsString::as_os_str)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&OsString, &OsString)> {
-        self.0.iter()
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+        self.0.iter().map(|(name, value)| (name.as_os_str(), value.as_os_str()))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::{
     ffi::OsStr,
+    fs::File,
     io,
-    os::fd::{AsFd, OwnedFd},
-    process::Stdio,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::{
+    io::fcntl_dupfd_cloexec,
+    pipe::{PipeFlags, pipe_with},
+};
 use tokio::{
     net::unix::pipe::Sender,
     sync::mpsc,
@@ -25,8 +28,15 @@ use tokio_util::{
 use wsm_core::{Command, Process, ProcessOutput, ProcessStdin, Result, WorkspaceId};
 
 use super::{
-    child::Root, driver::Driver, environment::Environment, marker::Instance, output::OutputPipe, pre_exec, refusal,
+    child::Root,
+    driver::Driver,
+    environment::Environment,
+    image::image,
+    marker::Instance,
+    output::OutputPipe,
+    refusal,
     stdin::StdinPipe,
+    vfork::{Files, spawn},
 };
 use crate::blocking::blocking;
 
@@ -152,27 +162,31 @@ impl Launcher {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let (stdout, stdout_writer) = OutputPipe::new()?;
         let (stderr, stderr_writer) = OutputPipe::new()?;
-        let (stdin, input): (Stdio, ProcessStdin) = match stdin {
-            Stdin::Empty => (Stdio::null(), Box::pin(tokio::io::sink())),
+        let (stdin, input): (OwnedFd, ProcessStdin) = match stdin {
+            Stdin::Empty => (File::open("/dev/null")?.into(), Box::pin(tokio::io::sink())),
             Stdin::Pipe => {
                 let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-                (reader.into(), Box::pin(StdinPipe::new(Sender::from_owned_fd(writer)?)))
+                (reader, Box::pin(StdinPipe::new(Sender::from_owned_fd(writer)?)))
             }
         };
-        let mut child = std::process::Command::new(command.program());
-        child
-            .args(command.argv.get(1..).unwrap_or_default())
-            .env_clear()
-            .envs(self.environment.iter())
-            .envs(&command.env)
-            .envs(self.instance.variables(&host.id, number))
-            .stdin(stdin)
-            .stdout(stdout_writer)
-            .stderr(stderr_writer);
-        pre_exec::prepare(&mut child, directory.try_clone()?);
-        let root = Root::new(tokio::process::Command::from(child).spawn()?);
+        let image = image(command, &self.environment, &self.instance.variables(&host.id, number))?;
+        let (stdin, stdout_writer, stderr_writer) = (above_2(stdin)?, above_2(stdout_writer)?, above_2(stderr_writer)?);
+        let files = Files {
+            stdin: stdin.as_fd(),
+            stdout: stdout_writer.as_fd(),
+            stderr: stderr_writer.as_fd(),
+            directory: directory.as_fd(),
+        };
+        let (pid, pidfd) = spawn(&image, &files)?;
+        let root = Root::new(pid, pidfd)?;
         Ok(Started { root, number, input, stdout, stderr })
     }
+}
+
+/// Moves a descriptor away from the numbers that a child's own three will have, where a service gets them that was
+/// started without.
+fn above_2(file: OwnedFd) -> io::Result<OwnedFd> {
+    if file.as_raw_fd() > 2 { Ok(file) } else { Ok(fcntl_dupfd_cloexec(file, 3)?) }
 }
 
 /// A child that nobody follows yet.

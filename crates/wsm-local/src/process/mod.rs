@@ -4,13 +4,14 @@ mod child;
 mod driver;
 mod environment;
 mod hunt;
+mod image;
 mod launcher;
 mod marker;
 mod output;
-mod pre_exec;
 mod refusal;
 mod stdin;
 mod table;
+mod vfork;
 
 pub(crate) use environment::Environment;
 pub(crate) use hunt::Hunt;

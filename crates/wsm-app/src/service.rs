@@ -380,18 +380,18 @@ impl Service {
             return Err(Error::new(ErrorKind::NotFound, message).with_code("workspace_not_found").with_workspace(id));
         }
         let _lock = self.workspace_locks.lock(id).await;
-        self.destroy_locked(id).await
+        self.destroy_locked(id).await?;
+        // What its sessions were told counted the losses of the workspace that is gone.
+        self.deletions.fetch_add(1, Ordering::SeqCst);
+        self.sessions.invalidate_all();
+        Ok(())
     }
 
     /// The record goes last: a destroy that broke off can be found and tried again.
     async fn destroy_locked(&self, id: &WorkspaceId) -> Result<()> {
         self.recorded.invalidate(id);
         self.manager.destroy(id).await?;
-        self.store()?.forget_workspace(id, self.manager.backend_kind()).await?;
-        // What they were told counted the losses of the workspace that is gone.
-        self.deletions.fetch_add(1, Ordering::SeqCst);
-        self.sessions.invalidate_all();
-        Ok(())
+        self.store()?.forget_workspace(id, self.manager.backend_kind()).await
     }
 
     /// Looks a workspace up from all sides.

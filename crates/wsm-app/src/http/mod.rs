@@ -45,7 +45,9 @@ pub const LOST_HEADER: &str = "x-workspace-lost";
     info(
         title = "wsm",
         description = "Workspaces for AI agents: who asks decides which workspace a command runs in.\n\nEvery error is \
-                       `application/problem+json`. Times are RFC 3339, but for files, where they are seconds since 1970."
+                       `application/problem+json`. Times are RFC 3339, but for files, where they are seconds since 1970.\n\n\
+                       A session whose workspace lost files learns of it once, by the header `X-Workspace-Lost`: what was \
+                       lost, and why where that is known, as in `workspace_files, processes; cause=deleted`."
     ),
     tags(
         (name = "sessions", description = "Who asks: a session belongs to a user's agent and holds its workspace's id."),

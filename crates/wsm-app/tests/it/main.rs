@@ -6,6 +6,7 @@ mod support;
 
 mod admin;
 mod cli;
+mod custom_manager;
 mod embedding;
 mod exec;
 mod files;

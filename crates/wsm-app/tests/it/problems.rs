@@ -123,6 +123,24 @@ async fn whoever_does_not_say_who_they_are_gets_nothing() {
 }
 
 #[tokio::test]
+async fn a_token_says_who_asks() {
+    let app = app_with(ManagerSettings::default(), |mut config| {
+        config.auth.tokens.push((wsm_core::UserId::new("ann").unwrap(), "of-ann".to_owned().into()));
+        config
+    })
+    .await;
+    let far = app.nobody().from(IpAddr::from([10, 0, 0, 1]));
+    let ann = far.clone().header("authorization", "Bearer of-ann");
+    let made = ann.post("/sessions", &json!({ "agent_id": "a" })).await;
+    assert_eq!((made.status.as_u16(), &made.json()["user_id"]), (201, &json!("ann")));
+    let pretender = ann.header("x-user-id", "bob").post("/sessions", &json!({ "agent_id": "a" })).await;
+    assert_eq!(pretender.problem(), (403, "foreign_identity".into()));
+    let wrong = far.header("authorization", "Bearer guess").post("/sessions", &json!({ "agent_id": "a" })).await;
+    assert_eq!(wrong.problem(), (401, "invalid_token".into()));
+    assert_eq!(app.user("bob").get("/sessions?agent_id=").await.json()["items"], json!([]));
+}
+
+#[tokio::test]
 async fn a_body_over_the_limit_is_refused() {
     let app = app_with(ManagerSettings::default(), |mut config| {
         config.limits.max_request_bytes = 100;

@@ -111,9 +111,9 @@ fn load(args: SettingsArgs, more: &[(&str, Option<String>)]) -> anyhow::Result<S
 }
 
 /// Logs as configured. A command that runs in the foreground of a terminal says less unless it is asked to say more.
-fn start_logging(settings: &Settings, otherwise: &str) -> anyhow::Result<()> {
+fn start_logging(settings: &Settings, otherwise: &str) {
     let filter = if settings.log_is_default { otherwise } else { &settings.log };
-    telemetry::init(filter, settings.log_format)
+    telemetry::init(filter, settings.log_format);
 }
 
 /// Refuses a `basedir` that can not become one before anything is made, the store among it.

@@ -65,7 +65,7 @@ pub(super) async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let RunArgs { settings, user, agent, session, workspace_id, timeout, command } = args;
     let settings = load(settings, &[])?;
     // What is on stderr is the command's own.
-    start_logging(&settings, "error")?;
+    start_logging(&settings, "error");
     let scope = Scope {
         user_id: UserId::new(user.unwrap_or_else(login_name))?,
         agent_id: AgentId::new(agent)?,

@@ -43,7 +43,7 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         ("--max-workspaces", max_workspaces),
     ];
     let settings = load(settings, &more)?;
-    start_logging(&settings, &settings.log)?;
+    start_logging(&settings, &settings.log);
     refuse_open_doors(&settings)?;
     // Heard from the very beginning, so that a stop during the start is a stop, too.
     let mut signals = Signals::new()?;

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use toml::Value;
+use tracing_subscriber::EnvFilter;
 use wsm_core::IsolationPolicy;
 
 use super::{ConfigError, tree::Leaf};
@@ -12,6 +13,8 @@ use super::{ConfigError, tree::Leaf};
 pub(crate) enum Kind {
     /// Any text but the empty one.
     Text,
+    /// What to log.
+    Filter,
     /// A text that is never shown.
     Secret,
     /// A table of secrets under names of the user's choice.
@@ -51,7 +54,7 @@ pub(crate) const APP_KEYS: &[Key] = &[
     key(&["store"], Kind::Path, "the file that sessions and workspace records are in"),
     key(&["listen"], Kind::Address, "the address that the service listens on; port 0 is any free one"),
     key(&["node"], Kind::Text, "the name of this machine in workspace records"),
-    key(&["log"], Kind::Text, "what is logged, such as `info` or `wsm_core=debug`"),
+    key(&["log"], Kind::Filter, "what is logged, such as `info` or `wsm_core=debug`"),
     key(&["log_format"], Kind::Choice(&["text", "json"]), "how log lines are written"),
     key(&["shutdown_timeout"], Kind::Duration, "how long a stop waits for requests and for workspaces"),
     key(&["exec_timeout"], Kind::Duration, "the time limit of a command that names none"),
@@ -91,11 +94,14 @@ impl Kind {
             ConfigError::new(key, &leaf.origin, format!("{shown} is not allowed: allowed is {allowed}"))
         };
         match self {
-            Self::Text | Self::Secret | Self::Path | Self::Address => {
+            Self::Text | Self::Filter | Self::Secret | Self::Path | Self::Address => {
                 let text = leaf.text().filter(|text| !text.is_empty() && !text.contains('\0'));
                 let text = text.ok_or_else(|| refuse("a text that is not empty"))?;
                 if self == Self::Address && address(&text).is_none() {
                     return Err(refuse("an address and a port, such as `127.0.0.1:8080`"));
+                }
+                if self == Self::Filter && EnvFilter::try_new(&text).is_err() {
+                    return Err(refuse("a level, or levels by module, such as `info` or `warn,wsm_core=debug`"));
                 }
                 Ok(Value::String(text))
             }

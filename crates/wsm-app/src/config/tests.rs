@@ -177,6 +177,7 @@ fn every_key_changes_something() {
             ("backend", _) => "e2b",
             ("log_format", _) => "json",
             ("isolation", _) => "per_user",
+            (_, Kind::Filter) => "trace",
             (_, Kind::Text | Kind::Secret | Kind::Path) => "/changed",
             (_, Kind::Secrets) => "{ ann = 'token' }",
             (_, Kind::Address) => "127.0.0.1:1",

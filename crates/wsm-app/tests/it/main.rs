@@ -5,6 +5,7 @@
 mod support;
 
 mod admin;
+#[cfg(feature = "local")]
 mod cli;
 mod custom_manager;
 mod embedding;

@@ -100,7 +100,8 @@ async fn keep_busy(service: &Service) -> JoinSet<()> {
         let _ = request.send().await;
     });
     let deadline = Instant::now() + DEADLINE;
-    while service.call("GET", "/admin/workspaces", None).await.1["items"][0]["leases"] != 1 {
+    // The request's own lease, and the running command's.
+    while service.call("GET", "/admin/workspaces", None).await.1["items"][0]["leases"] != 2 {
         assert!(Instant::now() < deadline, "the command did not begin");
     }
     busy
@@ -201,7 +202,7 @@ fn a_wrong_configuration_is_refused_and_nothing_is_made() {
         (&["--set", "local.basdir=x"], ["did you mean `basedir`?", "--set"]),
         (&["--config", "missing.toml"], ["can not be read", "missing.toml"]),
         (&["--backend", "docker"], ["`backend`", "`local`"]),
-        (&["--log", "=,="], ["`log`", "allowed is such as"]),
+        (&["--log", "=,="], ["`log`", "levels by module"]),
     ] {
         let refused = output(dir.path(), &[&["serve", "--basedir", "base", "--store", "wsm.db"], args].concat());
         assert_eq!(refused.status.code(), Some(1), "{args:?}");

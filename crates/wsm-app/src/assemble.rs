@@ -21,6 +21,7 @@ pub static BACKENDS: &[BackendKind] = &[
     BackendKind {
         name: "local",
         option_keys: field_names::<wsm_local::LocalConfig>,
+        check: check::<wsm_local::LocalConfig>,
         build: build::<wsm_local::LocalConfig>,
     },
 ];
@@ -30,7 +31,8 @@ pub static BACKENDS: &[BackendKind] = &[
 pub struct BackendKind {
     /// The name, as in `backend = "local"`.
     pub name: &'static str,
-    pub(crate) option_keys: fn() -> &'static [&'static str],
+    option_keys: fn() -> &'static [&'static str],
+    check: fn(&Table) -> Result<(), String>,
     build: fn(Parts<'_>) -> Result<Arc<dyn WorkspaceManager>>,
 }
 
@@ -39,14 +41,36 @@ impl BackendKind {
     pub fn option_keys(&self) -> &'static [&'static str] {
         (self.option_keys)()
     }
+
+    /// Checks whether these options, with defaults for all others, can be read.
+    pub(crate) fn check(&self, options: &Table) -> Result<(), String> {
+        (self.check)(options)
+    }
 }
 
 /// Two backends for tests of the configuration, which need not be built.
 #[cfg(test)]
 pub(crate) static TEST_BACKENDS: &[BackendKind] = &[
-    BackendKind { name: "local", option_keys: || &["basedir", "env", "kill_grace"], build: refuse },
-    BackendKind { name: "e2b", option_keys: || &["api_key", "template"], build: refuse },
+    BackendKind {
+        name: "local",
+        option_keys: || &["basedir", "env", "attempts"],
+        check: check::<TestOptions>,
+        build: refuse,
+    },
+    BackendKind { name: "e2b", option_keys: || &["api_key", "template"], check: check::<TestOptions>, build: refuse },
 ];
+
+/// The options of both.
+#[cfg(test)]
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct TestOptions {
+    basedir: String,
+    env: std::collections::BTreeMap<String, String>,
+    attempts: u32,
+    api_key: String,
+    template: String,
+}
 
 #[cfg(test)]
 fn refuse(_: Parts<'_>) -> Result<Arc<dyn WorkspaceManager>> {
@@ -68,6 +92,11 @@ struct Parts<'a> {
 pub fn manager(settings: &Settings, listener: Option<Arc<dyn EventListener>>) -> Result<Arc<dyn WorkspaceManager>> {
     let parts = Parts { options: &settings.options, manager: &settings.manager, listener };
     (settings.backend.build)(parts)
+}
+
+#[cfg_attr(not(feature = "local"), allow(dead_code, reason = "this build has no backend"))]
+fn check<C: DeserializeOwned>(options: &Table) -> Result<(), String> {
+    options.clone().try_into::<C>().map(|_| ()).map_err(|error| error.message().to_owned())
 }
 
 /// Makes the caching manager over a backend whose configuration is `C`.

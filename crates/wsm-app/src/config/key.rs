@@ -90,7 +90,8 @@ impl Kind {
     /// Checks a value and gives it in the one form in which it is passed on.
     pub(crate) fn check(self, key: &str, leaf: &Leaf) -> Result<Value, ConfigError> {
         let refuse = |allowed: &str| {
-            let shown = if self == Self::Secret { "what it holds".to_owned() } else { format!("`{}`", leaf.shown()) };
+            let secret = matches!(self, Self::Secret | Self::Secrets);
+            let shown = if secret { "what it holds".to_owned() } else { format!("`{}`", leaf.shown()) };
             ConfigError::new(key, &leaf.origin, format!("{shown} is not allowed: allowed is {allowed}"))
         };
         match self {

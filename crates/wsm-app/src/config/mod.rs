@@ -24,6 +24,7 @@ use wsm_core::UserId;
 pub(crate) use fields::field_names;
 use key::{APP_KEYS, Key, Kind, MANAGER_KEYS};
 use known::check_known;
+use show::is_secret;
 use tree::{Leaf, Node, Origin};
 
 pub use error::ConfigError;
@@ -108,13 +109,7 @@ impl Settings {
         let backend = find_backend(&tree, text("backend").as_deref().unwrap_or("local"), backends)?;
         let table = tree.get(&[backend.name]).cloned().unwrap_or_default();
         let manager = manager_options(&tree, &table, backend.name)?;
-        let mut options = match table.to_value() {
-            Value::Table(table) => table,
-            _ => Table::new(),
-        };
-        for key in MANAGER_KEYS {
-            options.remove(key.path[0]);
-        }
+        let mut options = backend_options(&table, backend)?;
 
         let data = data_directory();
         let mut basedir = None;
@@ -224,6 +219,28 @@ fn manager_options(tree: &Node, table: &Node, backend: &str) -> Result<Table, Co
                 options.insert(path[0].to_owned(), value);
             }
         }
+    }
+    Ok(options)
+}
+
+/// The backend's own options. What was given as plain text is what the backend takes it for.
+fn backend_options(table: &Node, backend: &BackendKind) -> Result<Table, ConfigError> {
+    let mut options = Table::new();
+    let Node::Table(nodes) = table else { return Ok(options) };
+    for (key, node) in nodes.iter().filter(|(key, _)| MANAGER_KEYS.iter().all(|known| known.path[0] != key.as_str())) {
+        let check = |value: &Value| backend.check(&Table::from_iter([(key.clone(), value.clone())]));
+        let (mut value, text) = (node.to_value(), node.to_text_value());
+        if let Err(message) = check(&value) {
+            if value == text || check(&text).is_err() {
+                let Some(leaf) = node.any_leaf() else { continue };
+                // The message may repeat the value.
+                let secret = is_secret(std::slice::from_ref(key));
+                let message = if secret { "what it holds can not be read".to_owned() } else { message };
+                return Err(ConfigError::new(&format!("{}.{key}", backend.name), &leaf.origin, message));
+            }
+            value = text;
+        }
+        options.insert(key.clone(), value);
     }
     Ok(options)
 }

@@ -88,7 +88,7 @@ impl Settings {
 }
 
 /// Whether a value is hidden: tokens, keys, and variables that commands are given.
-fn is_secret(path: &[String]) -> bool {
+pub(super) fn is_secret(path: &[String]) -> bool {
     let secret_word = |key: &String| ["token", "secret", "password", "api_key"].iter().any(|word| key.contains(word));
     path.iter().any(|key| key == "auth" || key == "env" || secret_word(key))
 }

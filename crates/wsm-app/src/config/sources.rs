@@ -1,6 +1,6 @@
 //! Where a configuration comes from.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use toml::{Table, Value};
 
@@ -21,12 +21,25 @@ const OTHER_VARIABLES: &[&str] = &["WSM_CONFIG", "WSM_URL", "WSM_TOKEN", "WSM_US
 const FOREIGN_PREFIXES: &[&str] = &["WSM_SERVICE_", "WSM_PORT"];
 
 /// What a configuration is made of.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Sources {
     file: Option<PathBuf>,
     directory: PathBuf,
     variables: Vec<(String, String)>,
     flags: Vec<(Vec<String>, String, String)>,
+}
+
+/// Values may be secrets, so only their names are shown.
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, directory, variables, flags } = self;
+        f.debug_struct("Sources")
+            .field("file", file)
+            .field("directory", directory)
+            .field("variables", &variables.iter().map(|(name, _)| name).collect::<Vec<_>>())
+            .field("flags", &flags.iter().map(|(path, ..)| path.join(".")).collect::<Vec<_>>())
+            .finish()
+    }
 }
 
 impl Sources {

@@ -90,6 +90,8 @@ fn names_with_dots_are_quoted() {
 #[test]
 fn text_that_looks_like_a_number_stays_text_where_text_is_wanted() {
     assert_eq!(load(&variables(&[("WSM_NODE", "007")])).unwrap().app.node, "007");
+    let settings = load(&variables(&[("WSM_BACKEND", "e2b"), ("WSM_E2B__API_KEY", "007")])).unwrap();
+    assert_eq!(settings.options["api_key"].as_str(), Some("007"));
     assert_eq!(load(&set(&["max_workspaces=7"])).unwrap().manager["max_workspaces"].as_integer(), Some(7));
 }
 
@@ -118,6 +120,7 @@ fn what_is_not_allowed_is_refused_with_its_place() {
         (set(&["exec_timeout=2h"]), ["`exec_timeout`", "above the ceiling `max_exec_timeout`", "--set"]),
         (set(&["backend=docker"]), ["`backend`", "built without `docker`", "--set"]),
         (set(&["backend=dokcer"]), ["`backend`", "`dokcer` is no backend", "--set"]),
+        (set(&["local.attempts=many"]), ["`local.attempts`", "expected u32", "--set local.attempts"]),
         (set(&["auth=x"]), ["`auth`", "a table, not a value", "--set"]),
         (set(&["ttl={ a = 1 }"]), ["`ttl`", "a value, not a table", "--set"]),
         (set(&["auth.tokens.\"a\\tb\"=x"]), ["`auth.tokens.a\tb`", "control character", "--set"]),
@@ -147,9 +150,15 @@ fn secrets_are_hidden() {
         load(&set(&["backend=e2b", "auth.token=CANARY", "auth.tokens.ann=CANARY", "e2b.api_key=CANARY"])).unwrap();
     assert!(!settings.show().contains("CANARY"), "{}", settings.show());
     assert!(!format!("{settings:?}").contains("CANARY"));
-    let (_dir, refused) = file("auth.token = ['CANARY']");
-    let refused = load(&refused).unwrap_err().to_string();
-    assert!(!refused.contains("CANARY"), "{refused}");
+    for text in ["auth.token = ['CANARY']", "auth.tokens = 'CANARY'", "auth.tokens.ann = ['CANARY']"] {
+        let (_dir, refused) = file(text);
+        let refused = load(&refused).unwrap_err().to_string();
+        assert!(!refused.contains("CANARY"), "{refused}");
+    }
+    let refused = load(&set(&["backend=e2b", "e2b.api_key={ a = 'CANARY' }"])).unwrap_err().to_string();
+    assert!(refused.contains("`e2b.api_key`") && !refused.contains("CANARY"), "{refused}");
+    let sources = set(&["auth.token=CANARY"]).with_variables([("WSM_AUTH__TOKEN".to_owned(), "CANARY".to_owned())]);
+    assert!(!format!("{sources:?}").contains("CANARY"), "{sources:?}");
 }
 
 #[test]

@@ -144,6 +144,16 @@ impl Node {
             }
         }
     }
+
+    /// The plain value with what was given as plain text left as text: `8080` may be a number or a string.
+    pub(crate) fn to_text_value(&self) -> Value {
+        match self {
+            Self::Leaf(leaf) => leaf.raw.clone().map_or_else(|| leaf.value.clone(), Value::String),
+            Self::Table(table) => {
+                Value::Table(table.iter().map(|(key, node)| (key.clone(), node.to_text_value())).collect())
+            }
+        }
+    }
 }
 
 #[cfg(test)]

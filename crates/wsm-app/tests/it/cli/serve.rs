@@ -200,6 +200,7 @@ fn a_wrong_configuration_is_refused_and_nothing_is_made() {
         (&["--isolation", "per_team"], ["`isolation`", "`per_user`"]),
         (&["--set", "sweep_intervall=5m"], ["did you mean `sweep_interval`?", "--set"]),
         (&["--set", "local.basdir=x"], ["did you mean `basedir`?", "--set"]),
+        (&["--set", "local.kill_grace=soon"], ["`local.kill_grace`", "--set"]),
         (&["--config", "missing.toml"], ["can not be read", "missing.toml"]),
         (&["--backend", "docker"], ["`backend`", "`local`"]),
         (&["--log", "=,="], ["`log`", "levels by module"]),
@@ -226,9 +227,9 @@ async fn file_variables_and_flags_make_one_configuration() {
         "isolation = 'per_user'\nmax_workspaces = 1\n[local]\nenv = { A = 'b' }",
     )
     .unwrap();
-    let service = Service::start(dir.path(), &["--max-workspaces", "5"]);
+    let service = Service::start(dir.path(), &["--max-workspaces", "5", "--set", "local.env.PORT=8080"]);
     service.session("s").await;
-    assert_eq!(service.sh("s", "echo $A").await["stdout"], "b\n");
+    assert_eq!(service.sh("s", "echo $A $PORT").await["stdout"], "b 8080\n");
     let shown = output(dir.path(), &["config", "show", "--set", "ttl=5m"]);
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("isolation = \"per_user\"  # the file `./wsm.toml`"), "{shown}");

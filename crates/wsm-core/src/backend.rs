@@ -84,12 +84,14 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// `unavailable` when the engine can not be reached; nothing is deleted then.
     async fn destroy(&self, id: &WorkspaceId) -> Result<()>;
 
-    /// Whether the engine can be reached, its version, and what is missing.
+    /// Whether the engine can be reached, its version, and what is missing. By default there is nothing to reach.
     ///
     /// # Errors
     ///
     /// `unavailable` with what to do about it.
-    async fn probe(&self) -> Result<Probe>;
+    async fn probe(&self) -> Result<Probe> {
+        Ok(Probe::new(self.kind()))
+    }
 
     /// Called once before the first use: warnings for the operator, and putting right what a crash left.
     ///
@@ -116,6 +118,18 @@ pub trait BackendConfig: fmt::Debug {
     /// When the manager looks for idle workspaces.
     fn sweep(&self) -> SweepTrigger {
         SweepTrigger::Interval
+    }
+}
+
+/// A backend that is there already, as a configuration of itself.
+#[derive(Debug)]
+pub struct Ready<B>(pub B);
+
+impl<B: Backend> BackendConfig for Ready<B> {
+    type Backend = B;
+
+    fn build(self) -> Result<B> {
+        Ok(self.0)
     }
 }
 

@@ -254,6 +254,13 @@ impl StdError for Error {
     }
 }
 
+/// What the operating system refuses for no reason that a backend knows better.
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(ErrorKind::Backend, "the operating system refused").with_source(error)
+    }
+}
+
 struct Report<'a>(&'a Error);
 
 impl fmt::Display for Report<'_> {

@@ -208,6 +208,20 @@ impl ExitStatus {
     }
 }
 
+/// How a child process of this program ended.
+#[cfg(unix)]
+impl From<std::process::ExitStatus> for ExitStatus {
+    fn from(status: std::process::ExitStatus) -> Self {
+        use std::os::unix::process::ExitStatusExt;
+
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Exited { code },
+            (None, Some(signal)) => Self::Signaled { signal },
+            (None, None) => Self::Unknown { reason: format!("the process neither exited nor was ended: {status}") },
+        }
+    }
+}
+
 impl fmt::Display for ExitStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -40,8 +40,19 @@ mod code {
     pub(super) const NOT_A_DIRECTORY: i32 = 49;
 }
 
-/// What every script begins with: errors in one language, and a test for anything, also a dangling link.
-const PRELUDE: &str = "LC_ALL=C; export LC_ALL\nthere() { [ -e \"$1\" ] || [ -L \"$1\" ]; }\n";
+/// What every script begins with: errors in one language, a test for anything, also a dangling link, and the making of a
+/// directory in whose way something may be.
+const PRELUDE: &str = r#"
+LC_ALL=C; export LC_ALL
+there() { [ -e "$1" ] || [ -L "$1" ]; }
+make() {
+  mkdir -p -- "$1" 2>/dev/null && return
+  way=$1
+  while ! there "$way"; do way=$(dirname -- "$way"); done
+  [ -d "$way" ] || exit 47
+  mkdir -p -- "$1" || exit 46
+}
+"#;
 
 const STAT: &str = r#"
 there "$1" || exit 44
@@ -66,7 +77,7 @@ tail -c "+$2" -- "$1" | head -c "$3"
 /// Arguments: target, temporary file, whether to create parents, whether to overwrite.
 const WRITE_BEGIN: &str = r#"
 parent=$(dirname -- "$1")
-if [ "$3" = true ]; then mkdir -p -- "$parent" || exit 46; else [ -d "$parent" ] || exit 44; fi
+if [ "$3" = true ]; then make "$parent"; else [ -d "$parent" ] || exit 44; fi
 [ -d "$1" ] && [ ! -L "$1" ] && exit 45
 [ "$4" = true ] || ! there "$1" || exit 47
 : > "$2" || exit 46
@@ -89,11 +100,7 @@ fi
 stat -c '%F|%s|%Y|%a' -- "$1"
 "#;
 
-const MAKE_DIR: &str = r#"
-mkdir -p -- "$1" 2>/dev/null && exit 0
-there "$1" && [ ! -d "$1" ] && exit 47
-mkdir -p -- "$1" || exit 46
-"#;
+const MAKE_DIR: &str = r#"make "$1""#;
 
 /// Arguments: path, whether recursive.
 const REMOVE: &str = r#"

@@ -21,7 +21,7 @@ mod workspace;
 
 pub use backend::{
     Backend, BackendConfig, Cause, Checkpoint, FOREIGN_OWNER, FoundState, FoundWorkspace, InitProgram, Loss,
-    OpenRequest, Opened, Outcome, OutcomeKind, Placement, Probe, SweepTrigger,
+    OpenRequest, Opened, Outcome, OutcomeKind, Placement, Probe, Ready, SweepTrigger,
 };
 pub use capability::Capabilities;
 pub use capture::Capture;

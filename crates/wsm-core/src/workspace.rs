@@ -249,7 +249,7 @@ pub trait ManagedWorkspace: Workspace {
     /// Any; the workspace then counts as doubtful, and the manager tries again later.
     async fn suspend(&self) -> Result<Option<Checkpoint>>;
 
-    /// Lets go of the workspace and leaves it running. By default there is nothing to let go of.
+    /// Lets go of the workspace and leaves it running.
     ///
     /// # Errors
     ///
@@ -263,12 +263,16 @@ pub trait ManagedWorkspace: Workspace {
     /// `unavailable` or `timeout` when it can not be decided.
     async fn health(&self) -> Result<Health>;
 
-    /// Puts off the backend's own idle stop. Gives for how long it is now put off, or `None` when there is no idle stop.
+    /// Puts off the backend's own idle stop. Gives for how long it is now put off, or `None` when there is no idle stop,
+    /// which is the default.
     ///
     /// # Errors
     ///
     /// `unavailable` when the engine can not be asked, `gone` when it is too late.
-    async fn keep_alive(&self, duration: Duration) -> Result<Option<Duration>>;
+    async fn keep_alive(&self, duration: Duration) -> Result<Option<Duration>> {
+        let _ = duration;
+        Ok(None)
+    }
 }
 
 /// The answer to "does it live?".

@@ -46,6 +46,8 @@ async fn an_end_by_signal_tells_the_signal() {
     let fixture = Fixture::new().await;
     assert_eq!(fixture.exec(Command::shell("kill -9 $$")).await.status, ExitStatus::Signaled { signal: 9 });
     assert_eq!(fixture.exec(Command::shell("kill -15 $$")).await.status, ExitStatus::Signaled { signal: 15 });
+    // Which this program ignores, as all programs of the Rust runtime do.
+    assert_eq!(fixture.exec(Command::shell("kill -13 $$")).await.status, ExitStatus::Signaled { signal: 13 });
 }
 
 #[test(tokio::test)]

@@ -332,6 +332,14 @@ async fn an_absolute_path_inside_is_fine() {
     assert_eq!((fixture.read("a/file").await, fixture.read(&path).await), ("x".to_owned(), "x".to_owned()));
 }
 
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test(tokio::test(flavor = "multi_thread"))]
 async fn a_link_that_is_swapped_in_meanwhile_leads_nowhere() {
     let fixture = Fixture::new().await;
@@ -349,6 +357,8 @@ async fn a_link_that_is_swapped_in_meanwhile_leads_nowhere() {
                 let _ = std::fs::remove_file(workdir.join("swap"));
             }
         });
+        // Also when an assertion fails, or the scope would wait for ever.
+        let _stopped = Stop(&stop);
         let attacked = async {
             let mut read = 0;
             for i in 0..3_000 {
@@ -365,7 +375,6 @@ async fn a_link_that_is_swapped_in_meanwhile_leads_nowhere() {
             read
         };
         let read = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(attacked));
-        stop.store(true, Ordering::Relaxed);
         tracing::info!(read, "reads that met the directory");
     });
     assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1, "nothing was planted outside");

@@ -9,10 +9,10 @@ use futures::{StreamExt, TryStreamExt};
 use support::*;
 use test_log::test;
 use wsm_core::{
-    Backend, BackendConfig, Cause, Command, ErrorKind, FoundState, Health, IsolationPolicy, Loss, OpenRequest, Opened,
-    OutcomeKind, Placement, Result, Scope, UserId, WorkspaceExt, WorkspaceId,
+    Backend, Cause, Command, ErrorKind, FoundState, Health, IsolationPolicy, Loss, OpenRequest, Opened, OutcomeKind,
+    Placement, Result, Scope, UserId, WorkspaceExt, WorkspaceId,
 };
-use wsm_local::{LocalBackend, LocalConfig};
+use wsm_local::LocalBackend;
 
 fn owned(text: &str, owner: &str) -> OpenRequest {
     OpenRequest::new(id(text)).with_owner(UserId::new(owner).unwrap())
@@ -417,10 +417,4 @@ async fn start_deletes_what_a_crash_left_half_deleted() {
     std::fs::write(trash.join("draft"), "{").unwrap();
     backend(fixture.basedir.path()).start().await.unwrap();
     assert_eq!(std::fs::read_dir(&trash).unwrap().count(), 0);
-}
-
-#[test(tokio::test)]
-async fn a_relative_basedir_is_one_directory_for_ever() {
-    let backend = LocalConfig::new(".").build().unwrap();
-    assert!(backend.probe().await.unwrap().facts.len() >= 2);
 }

@@ -360,6 +360,7 @@ async fn assert_outside(workspace: &std::sync::Arc<dyn wsm_core::ManagedWorkspac
 
 async fn no_path_leads_out(context: Context) {
     let workspace = context.workspace().await;
+    workspace.make_dir("a").await.expect("a directory can be made");
     let sibling = format!("{}x/f", workspace.info().workdir);
     let up = format!("{}/../f", workspace.info().workdir);
     for path in ["../wsm-outside", "/wsm-outside", "a/../../wsm-outside", "/proc/self/wsm", &sibling, &up] {

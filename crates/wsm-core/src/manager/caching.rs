@@ -6,14 +6,14 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 
 use super::{
-    CachedState, CachedWorkspace, CloseOptions, CloseReport, GetRequest, ManagerSettings, Opening, WorkspaceHandle,
+    CachedState, CachedWorkspace, CloseOptions, CloseReport, GetRequest, ManagerSettings, WorkspaceHandle,
     WorkspaceManager,
     core::{Core, CoreParts},
     hub::Hub,
     slot::State,
 };
 use crate::{
-    backend::{Backend, BackendConfig, FoundWorkspace, Probe},
+    backend::{Backend, BackendConfig, FoundWorkspace, Probe, Ready},
     capability::Capabilities,
     coordinate::{Coordinator, InProcess},
     error::Result,
@@ -67,6 +67,11 @@ impl<B: Backend> CachingManager<B> {
             listeners: Vec::new(),
             coordinator: Arc::new(InProcess),
         }
+    }
+
+    /// Starts to build a manager over a backend that is there already.
+    pub fn over(backend: B) -> ManagerBuilder<Ready<B>> {
+        Self::builder(Ready(backend))
     }
 
     /// The backend.
@@ -191,7 +196,7 @@ impl<B: Backend> WorkspaceManager for CachingManager<B> {
     }
 
     fn cached(&self) -> Vec<CachedWorkspace> {
-        self.core.all_slots().iter().filter_map(|slot| describe(slot)).collect()
+        self.core.roster.all().iter().filter_map(|slot| describe(slot)).collect()
     }
 
     fn list(&self) -> BoxStream<'_, Result<FoundWorkspace>> {
@@ -216,8 +221,8 @@ fn describe(slot: &super::slot::Slot) -> Option<CachedWorkspace> {
     let (cached_state, epoch) = match &*state {
         State::Vacant | State::Retired => return None,
         State::Opening(_) => (CachedState::Opening, None),
-        State::Checking(live, _) => (CachedState::Opening, Some(Arc::clone(&live.epoch))),
-        State::Live(live) => (CachedState::Live, Some(Arc::clone(&live.epoch))),
+        State::Checking(epoch, _) => (CachedState::Opening, Some(Arc::clone(epoch))),
+        State::Live(epoch) => (CachedState::Live, Some(Arc::clone(epoch))),
         State::Settling(_) => (CachedState::Suspending, None),
         State::Doubtful(doubt) => (CachedState::Doubtful, doubt.epoch.clone()),
     };
@@ -229,7 +234,7 @@ fn describe(slot: &super::slot::Slot) -> Option<CachedWorkspace> {
         leases: epoch.as_ref().map_or(0, |epoch| epoch.leases()),
         idle: epoch.as_ref().map_or(Duration::ZERO, |epoch| epoch.idle()),
         opened_at: epoch.as_ref().map(|epoch| epoch.opened_at),
-        opening: epoch.map(|epoch| Opening::clone(&epoch.opening)),
+        opening: epoch.map(|epoch| epoch.opening.clone()),
     })
 }
 
@@ -244,7 +249,7 @@ impl<B: Backend> fmt::Debug for CachingManager<B> {
         f.debug_struct("CachingManager")
             .field("backend", &self.backend.kind())
             .field("settings", &self.core.settings)
-            .field("cached", &self.core.slots.entry_count())
+            .field("cached", &self.core.roster.len())
             .finish_non_exhaustive()
     }
 }

@@ -18,8 +18,9 @@ use super::{
     flight::FlightPlan,
     hub::Hub,
     prewarm::Buffer,
+    roster::Roster,
     settings::ManagerSettings,
-    slot::{Live, Reply, Slot, State, Waiter},
+    slot::{Reply, Slot, State, Waiter},
 };
 use crate::{
     backend::{Backend, Placement, SweepTrigger},
@@ -30,6 +31,9 @@ use crate::{
     layer::Layer,
     policy::IsolationPolicy,
 };
+
+/// How many segments the map has.
+const SEGMENTS: usize = 16;
 
 /// What all parts of the caching manager share. Background tasks hold it; the manager's own drop stops them.
 #[derive(Debug)]
@@ -42,8 +46,11 @@ pub(super) struct Core {
     /// What workspaces can do with all layers.
     pub(super) capabilities: Capabilities,
     /// No expiry and no limit of the cache's own: its clock can not be paused, and it knows nothing of leases. The
-    /// slots decide; the map only finds them. Its look-ups return clones, so no guard is ever held.
-    pub(super) slots: moka::sync::Cache<WorkspaceId, Arc<Slot>>,
+    /// slots decide; the map only finds them. Its look-ups return clones, so no guard is ever held. In segments, since
+    /// each one records its reads in a queue that two threads would contend for.
+    slots: moka::sync::SegmentedCache<WorkspaceId, Arc<Slot>>,
+    /// The same slots, for whoever wants all of them.
+    pub(super) roster: Roster,
     /// Bounds how many workspaces are opening. Fair.
     pub(super) provisioning: Semaphore,
     /// Bounds how many workspaces are open.
@@ -99,7 +106,8 @@ impl Core {
             coordinator,
             sweep_trigger,
             capabilities,
-            slots: moka::sync::Cache::builder().build(),
+            slots: moka::sync::SegmentedCache::builder(SEGMENTS).build(),
+            roster: Roster::default(),
             provisioning: Semaphore::new(settings.max_provisioning),
             room: settings.max_workspaces.map(|max| Arc::new(Semaphore::new(max))),
             settling: AtomicUsize::new(0),
@@ -174,13 +182,27 @@ impl Core {
         let Some(slot) = self.slots.get(id) else { return Ok(None) };
         let live = slot.live.load();
         let Some(live) = &*live else { return Ok(None) };
-        if live.epoch.needs_check() {
+        if live.needs_check() {
             return Ok(None);
         }
-        let Some(handle) = live.handle() else { return Ok(None) };
-        self.check_owner(&live.epoch, Some(user))?;
+        let Some(lease) = live.lease() else { return Ok(None) };
+        self.check_owner(live, Some(user))?;
         self.hub.hit(id);
-        Ok(Some(handle))
+        Ok(Some(WorkspaceHandle::leased(lease)))
+    }
+
+    /// The slot of an id, if it is in the cache.
+    pub(super) fn find_slot(&self, id: &WorkspaceId) -> Option<Arc<Slot>> {
+        self.slots.get(id)
+    }
+
+    /// The slot of an id, put into the cache if it is not there.
+    pub(super) fn slot(&self, id: &WorkspaceId) -> Arc<Slot> {
+        self.slots.get_with_by_ref(id, || {
+            let slot = Slot::new(id.clone());
+            self.roster.add(&slot);
+            slot
+        })
     }
 
     /// Opens the workspace, or joins whoever already does.
@@ -204,7 +226,7 @@ impl Core {
         placement: Option<Placement>,
     ) -> Result<WorkspaceHandle> {
         loop {
-            let slot = self.slots.get_with_by_ref(id, || Slot::new(id.clone()));
+            let slot = self.slot(id);
             match self.join(&slot, user.as_ref(), placement.as_ref())? {
                 Step::Ready(handle) => return Ok(handle),
                 Step::Wait(reply) => match reply.await {
@@ -242,11 +264,11 @@ impl Core {
             State::Settling(settled) => return Ok(Step::Settling(settled.clone())),
             State::Opening(waiters) | State::Checking(_, waiters) => waiters.push(waiter),
             State::Live(live) => {
-                if let Some(handle) = live.handle()
-                    && !live.epoch.needs_check()
+                if let Some(lease) = live.lease()
+                    && !live.needs_check()
                 {
-                    self.check_owner(&live.epoch, user)?;
-                    return Ok(Step::Ready(handle));
+                    self.check_owner(live, user)?;
+                    return Ok(Step::Ready(WorkspaceHandle::leased(lease)));
                 }
                 let live = Arc::clone(live);
                 slot.set(&mut state, State::Checking(Arc::clone(&live), vec![waiter]));
@@ -279,11 +301,7 @@ impl Core {
     pub(super) fn retire(&self, slot: &Slot, state: &mut State) {
         slot.set(state, State::Retired);
         self.slots.invalidate(&slot.id);
-    }
-
-    /// Every slot that is in the cache now.
-    pub(super) fn all_slots(&self) -> Vec<Arc<Slot>> {
-        self.slots.iter().map(|(_, slot)| slot).collect()
+        self.roster.remove(slot);
     }
 
     /// Makes known for how long something stays valid by itself, so that it is renewed in time.
@@ -316,10 +334,13 @@ pub(super) fn foreign_owner(id: &WorkspaceId) -> Error {
 }
 
 /// Gives every waiter its reply, made of a lease of its own.
-pub(super) fn answer(core: &Core, waiters: Vec<Waiter>, live: &Live) {
+pub(super) fn answer(core: &Core, waiters: Vec<Waiter>, epoch: &Arc<Epoch>) {
     for Waiter { user, reply } in waiters {
-        let result = core.check_owner(&live.epoch, user.as_ref()).and_then(|()| {
-            live.handle().ok_or_else(|| Error::new(ErrorKind::Gone, "the workspace was closed while it was opened"))
+        let result = core.check_owner(epoch, user.as_ref()).and_then(|()| {
+            let lease = epoch.lease().ok_or_else(|| {
+                Error::new(ErrorKind::Gone, "the workspace was closed while it was opened").with_workspace(epoch.id())
+            });
+            lease.map(WorkspaceHandle::leased)
         });
         // A waiter that has gone away gives its lease back by dropping the reply.
         let _ = reply.send(Reply::Done(result));

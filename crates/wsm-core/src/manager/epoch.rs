@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -25,7 +25,12 @@ use crate::{
 const CLOSED: u64 = 1 << 63;
 
 /// One opening of a workspace, from the moment it is published until it is put away.
+///
+/// It is also the outermost wrapper of the workspace, the very `Arc` that callers hold (see the `leased` module): so a
+/// handle is one pointer, and a hit counts one reference.
 pub(super) struct Epoch {
+    /// Itself, for the leases that calls take.
+    pub(super) this: Weak<Epoch>,
     /// The number of leases and the [`CLOSED`] bit, in one word: so "nobody uses it, close it" is one compare-and-swap
     /// that no lease can slip through.
     word: AtomicU64,
@@ -43,7 +48,7 @@ pub(super) struct Epoch {
     room: Mutex<Option<OwnedSemaphorePermit>>,
     clock: Clock,
     pub(super) owner: Option<UserId>,
-    pub(super) opening: Arc<Opening>,
+    pub(super) opening: Opening,
     pub(super) opened_at: SystemTime,
     /// The backend's own idle stop, as `open` told it.
     pub(super) idle_stop: Option<Duration>,
@@ -65,7 +70,8 @@ pub(super) struct EpochParts {
 impl Epoch {
     pub(super) fn new(parts: EpochParts) -> Arc<Self> {
         let EpochParts { clock, owner, opening, idle_stop, held_for, managed, room } = parts;
-        Arc::new(Self {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             word: AtomicU64::new(0),
             released: AtomicU64::new(clock.now()),
             running_until: AtomicU64::new(clock.after_if(idle_stop)),
@@ -75,7 +81,7 @@ impl Epoch {
             room: Mutex::new(room),
             clock,
             owner,
-            opening: Arc::new(opening),
+            opening,
             opened_at: SystemTime::now(),
             idle_stop,
             managed,
@@ -207,6 +213,12 @@ impl fmt::Debug for Epoch {
 /// Keeps an epoch from being put away while it exists.
 #[derive(Debug)]
 pub(super) struct Lease(Arc<Epoch>);
+
+impl Lease {
+    pub(super) fn epoch(&self) -> &Arc<Epoch> {
+        &self.0
+    }
+}
 
 impl Drop for Lease {
     fn drop(&mut self) {

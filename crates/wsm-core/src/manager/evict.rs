@@ -14,7 +14,7 @@ use super::{
     CloseOptions,
     core::Core,
     epoch::Epoch,
-    slot::{Doubt, Live, Settled, Slot, State},
+    slot::{Doubt, Settled, Slot, State},
 };
 use crate::{
     coordinate::{CoordinatorLock, Entered, Leave, Release},
@@ -38,7 +38,7 @@ pub(super) enum Begun {
     /// It is being put away or destroyed already.
     Joined(Settled),
     /// Somebody uses it.
-    InUse(Arc<Live>),
+    InUse(Arc<Epoch>),
     /// It is being opened or checked.
     Busy,
     /// Nothing is open.
@@ -109,19 +109,19 @@ impl Core {
             State::Vacant | State::Retired => return Begun::Nothing,
             State::Opening(_) | State::Checking(..) => return Begun::Busy,
             State::Settling(settled) => return Begun::Joined(settled.clone()),
-            State::Live(live) => {
+            State::Live(epoch) => {
                 let closed = match condition {
-                    Condition::IdleFor(ttl) if !live.epoch.expired(self.clock.now(), ttl) => false,
-                    Condition::IdleFor(_) | Condition::Unused => live.epoch.close_if_unused(),
+                    Condition::IdleFor(ttl) if !epoch.expired(self.clock.now(), ttl) => false,
+                    Condition::IdleFor(_) | Condition::Unused => epoch.close_if_unused(),
                     Condition::Always => {
-                        live.epoch.close();
+                        epoch.close();
                         true
                     }
                 };
                 if !closed {
-                    return Begun::InUse(Arc::clone(live));
+                    return Begun::InUse(Arc::clone(epoch));
                 }
-                Arc::clone(&live.epoch)
+                Arc::clone(epoch)
             }
             State::Doubtful(doubt) => match doubt.epoch.take() {
                 Some(epoch) => epoch,
@@ -201,7 +201,7 @@ impl Core {
         let CloseOptions { wait, force } = options;
         let deadline = Instant::now() + wait;
         loop {
-            let Some(slot) = self.slots.get(id) else { return Ok(false) };
+            let Some(slot) = self.find_slot(id) else { return Ok(false) };
             let late = Instant::now() >= deadline;
             let condition = if late && force { Condition::Always } else { Condition::Unused };
             match self.begin_eviction(&slot, condition, reason) {
@@ -217,9 +217,9 @@ impl Core {
                     let message = format!("the workspace is still in use after {wait:?}: wait longer, or force it");
                     return Err(self.place(Error::new(ErrorKind::Conflict, message), "close").with_workspace(id));
                 }
-                Begun::InUse(live) => {
+                Begun::InUse(epoch) => {
                     // Either way, the next round decides.
-                    let _ = tokio::time::timeout_at(deadline, live.epoch.unused()).await;
+                    let _ = tokio::time::timeout_at(deadline, epoch.unused()).await;
                 }
                 Begun::Busy if late => {
                     let message = "the workspace was still opening at the deadline";
@@ -248,7 +248,7 @@ impl Core {
     pub(super) async fn destroy(self: &Arc<Self>, id: &WorkspaceId) -> Result<()> {
         self.start().await?;
         loop {
-            let slot = self.slots.get_with_by_ref(id, || Slot::new(id.clone()));
+            let slot = self.slot(id);
             match self.begin_destruction(&slot) {
                 Begun::Started(settled) => return settled.wait().await,
                 Begun::Joined(settled) => {
@@ -267,9 +267,9 @@ impl Core {
             State::Retired => return Begun::Nothing,
             State::Settling(settled) => return Begun::Joined(settled.clone()),
             State::Opening(_) | State::Checking(..) => return Begun::Busy,
-            State::Live(live) => {
-                live.epoch.close();
-                Some(Arc::clone(&live.epoch))
+            State::Live(epoch) => {
+                epoch.close();
+                Some(Arc::clone(epoch))
             }
             State::Doubtful(doubt) => doubt.epoch.take(),
             State::Vacant => None,
@@ -344,12 +344,9 @@ impl Core {
     fn idle_for_longest(&self) -> Option<Arc<Slot>> {
         let unused = |slot: &Arc<Slot>| {
             let live = slot.live.load();
-            live.as_ref().filter(|live| live.epoch.leases() == 0).map(|live| live.epoch.released())
+            let epoch = live.as_ref().filter(|epoch| epoch.leases() == 0)?;
+            Some((epoch.released(), Arc::clone(slot)))
         };
-        self.all_slots()
-            .into_iter()
-            .filter_map(|slot| unused(&slot).map(|released| (released, slot)))
-            .min_by_key(|(released, _)| *released)
-            .map(|(_, slot)| slot)
+        self.roster.filter_map(unused).into_iter().min_by_key(|(released, _)| *released).map(|(_, slot)| slot)
     }
 }

@@ -8,8 +8,7 @@ use super::{
     Opening,
     core::{Core, answer},
     epoch::{Epoch, EpochParts},
-    leased::LeasedWorkspace,
-    slot::{Doubt, Live, Reply, Slot, State, Waiter},
+    slot::{Doubt, Reply, Slot, State, Waiter},
 };
 use crate::{
     backend::{Cause, FOREIGN_OWNER, OpenRequest, Opened, Outcome, Placement},
@@ -85,9 +84,9 @@ impl Core {
     }
 
     /// Starts the health check of a slot whose state is `Checking` already.
-    pub(super) fn spawn_check(self: &Arc<Self>, slot: &Arc<Slot>, live: Arc<Live>, plan: FlightPlan) {
+    pub(super) fn spawn_check(self: &Arc<Self>, slot: &Arc<Slot>, epoch: Arc<Epoch>, plan: FlightPlan) {
         let (core, slot) = (Arc::clone(self), Arc::clone(slot));
-        self.tasks.spawn(async move { core.check(&slot, live, plan).await });
+        self.tasks.spawn(async move { core.check(&slot, epoch, plan).await });
     }
 
     /// Opens the workspace and answers all who wait.
@@ -104,9 +103,9 @@ impl Core {
         };
         landing.fallback = None;
         match result {
-            Ok(live) => {
-                let opening = live.epoch.opening.outcome.clone();
-                self.publish(slot, live);
+            Ok(epoch) => {
+                let opening = epoch.opening.outcome.clone();
+                self.publish(slot, epoch);
                 self.hub.send(&slot.id, EventKind::Opened { opening, duration: started.elapsed() });
             }
             Err(failure) => {
@@ -117,12 +116,12 @@ impl Core {
     }
 
     /// Makes the workspace visible and gives every waiter a lease, in one step that no eviction can come between.
-    fn publish(&self, slot: &Slot, live: Arc<Live>) {
+    fn publish(&self, slot: &Slot, epoch: Arc<Epoch>) {
         let mut state = slot.lock();
         if let State::Opening(waiters) = std::mem::replace(&mut *state, State::Vacant) {
-            answer(self, waiters, &live);
+            answer(self, waiters, &epoch);
         }
-        slot.set(&mut state, State::Live(live));
+        slot.set(&mut state, State::Live(epoch));
     }
 
     /// Tells the waiters of the error. One who asked as somebody else than the flight may have better luck.
@@ -151,7 +150,7 @@ impl Core {
         }
     }
 
-    async fn open(self: &Arc<Self>, slot: &Slot, plan: &mut FlightPlan) -> Result<Arc<Live>, Failure> {
+    async fn open(self: &Arc<Self>, slot: &Slot, plan: &mut FlightPlan) -> Result<Arc<Epoch>, Failure> {
         let place = |error: Error| self.place(error, "open").with_workspace(&slot.id);
         if plan.room.is_none() {
             plan.room = self.make_room().await.map_err(place)?;
@@ -236,9 +235,7 @@ impl Core {
             // Another replica may hold the workspace now, so this one must not touch it.
             return Err(Failure { error: place(error), untold: Some(outcome), epoch: None });
         }
-        let epoch = epoch_of(managed, plan.room.take());
-        let workspace = Arc::new(LeasedWorkspace::new(Arc::clone(&epoch)));
-        Ok(Arc::new(Live { epoch, workspace }))
+        Ok(epoch_of(managed, plan.room.take()))
     }
 
     /// Stacks what belongs between the backend and the leases: file operations where the backend has none, the layers,
@@ -258,32 +255,32 @@ impl Core {
     }
 
     /// Asks whether a cached workspace still lives, and opens it anew when it is dead.
-    async fn check(self: &Arc<Self>, slot: &Slot, live: Arc<Live>, plan: FlightPlan) {
+    async fn check(self: &Arc<Self>, slot: &Slot, epoch: Arc<Epoch>, plan: FlightPlan) {
         // Until it is decided, it stays what it was: open, and suspect.
-        live.epoch.mark_suspect();
-        let mut landing = Landing::of(self, slot, State::Live(Arc::clone(&live)));
-        let verdict = self.verdict(&live.epoch).await;
+        epoch.mark_suspect();
+        let mut landing = Landing::of(self, slot, State::Live(Arc::clone(&epoch)));
+        let verdict = self.verdict(&epoch).await;
         landing.fallback = None;
         match verdict {
             Ok(Verdict::Alive) => {
                 let mut state = slot.lock();
                 if let State::Checking(_, waiters) = std::mem::replace(&mut *state, State::Vacant) {
-                    answer(self, waiters, &live);
+                    answer(self, waiters, &epoch);
                 }
-                slot.set(&mut state, State::Live(live));
+                slot.set(&mut state, State::Live(epoch));
             }
             Ok(Verdict::Dead(cause)) => {
                 self.hub.send(&slot.id, EventKind::Died { cause });
-                self.reopen(slot, &live.epoch, FlightPlan { cause: Some(cause), ..plan }).await;
+                self.reopen(slot, &epoch, FlightPlan { cause: Some(cause), ..plan }).await;
             }
             Ok(Verdict::Lost) => {
-                let detached = live.epoch.managed.detach();
+                let detached = epoch.managed.detach();
                 if let Err(error) = self.within(self.settings.suspend_timeout, "detach", detached).await {
                     self.hub.failed(&slot.id, "detach", &error);
                 } else {
                     self.hub.send(&slot.id, EventKind::Detached { reason: EvictReason::Abandoned });
                 }
-                self.reopen(slot, &live.epoch, plan).await;
+                self.reopen(slot, &epoch, plan).await;
             }
             Err(error) => {
                 self.hub.failed(&slot.id, "health", &error);
@@ -294,7 +291,7 @@ impl Core {
                         let _ = waiter.reply.send(Reply::Done(Err(error.clone())));
                     }
                 }
-                slot.set(&mut state, State::Live(live));
+                slot.set(&mut state, State::Live(epoch));
             }
         }
     }

@@ -42,11 +42,13 @@ impl Opening {
 /// # Ok(())
 /// # }
 /// ```
-pub struct WorkspaceHandle {
-    workspace: Arc<dyn Workspace>,
-    opening: Arc<Opening>,
-    /// Held for its drop. None for a workspace that nobody evicts.
-    _lease: Option<Lease>,
+pub struct WorkspaceHandle(Inner);
+
+enum Inner {
+    /// Of a caching manager: keeps the epoch from being put away.
+    Leased(Lease),
+    /// Of a manager that puts nothing away by itself.
+    Plain { workspace: Arc<dyn Workspace>, opening: Box<Opening> },
 }
 
 impl WorkspaceHandle {
@@ -54,34 +56,42 @@ impl WorkspaceHandle {
     /// unless [`with_opening`](Self::with_opening) says otherwise.
     pub fn new(workspace: Arc<dyn Workspace>) -> Self {
         let opening = Opening::new(Outcome::new(OutcomeKind::Reattached), workspace.info().generation, 1);
-        Self { workspace, opening: Arc::new(opening), _lease: None }
+        Self(Inner::Plain { workspace, opening: Box::new(opening) })
     }
 
-    pub(super) fn leased(workspace: Arc<dyn Workspace>, opening: Arc<Opening>, lease: Lease) -> Self {
-        Self { workspace, opening, _lease: Some(lease) }
+    pub(super) fn leased(lease: Lease) -> Self {
+        Self(Inner::Leased(lease))
     }
 
-    /// Sets how the workspace was opened.
+    /// Sets how the workspace was opened. Does nothing to a handle of a caching manager, which knows.
     #[must_use]
-    pub fn with_opening(mut self, opening: Opening) -> Self {
-        self.opening = Arc::new(opening);
+    pub fn with_opening(mut self, new: Opening) -> Self {
+        if let Inner::Plain { opening, .. } = &mut self.0 {
+            **opening = new;
+        }
         self
     }
 
     /// The workspace's id.
     pub fn id(&self) -> &WorkspaceId {
-        &self.workspace.info().id
+        &self.info().id
     }
 
     /// How it was opened.
     pub fn opening(&self) -> &Opening {
-        &self.opening
+        match &self.0 {
+            Inner::Leased(lease) => &lease.epoch().opening,
+            Inner::Plain { opening, .. } => opening,
+        }
     }
 
     /// The workspace, to keep beyond the handle. It holds no lease of its own: calls on it take one while they run,
     /// and are `gone` once the manager has put the workspace away.
     pub fn workspace(&self) -> Arc<dyn Workspace> {
-        Arc::clone(&self.workspace)
+        match &self.0 {
+            Inner::Leased(lease) => Arc::clone(lease.epoch()) as Arc<dyn Workspace>,
+            Inner::Plain { workspace, .. } => Arc::clone(workspace),
+        }
     }
 }
 
@@ -89,12 +99,18 @@ impl Deref for WorkspaceHandle {
     type Target = dyn Workspace;
 
     fn deref(&self) -> &Self::Target {
-        &*self.workspace
+        match &self.0 {
+            Inner::Leased(lease) => &**lease.epoch(),
+            Inner::Plain { workspace, .. } => &**workspace,
+        }
     }
 }
 
 impl fmt::Debug for WorkspaceHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkspaceHandle").field("id", self.id()).field("opening", &self.opening).finish_non_exhaustive()
+        f.debug_struct("WorkspaceHandle")
+            .field("id", self.id())
+            .field("opening", self.opening())
+            .finish_non_exhaustive()
     }
 }

@@ -1,10 +1,10 @@
-//! The outermost wrapper of an epoch: the `Arc<dyn Workspace>` that callers hold.
+//! An epoch as callers see it: the workspace, with a lease for every use.
 
 use std::{
     any::{Any, TypeId},
     io,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Weak},
     task::{Context, Poll},
 };
 
@@ -21,43 +21,25 @@ use crate::{
     workspace::{Connection, Endpoint, Workspace, WorkspaceInfo},
 };
 
-/// Takes a lease for every call and every stream until its end, refuses calls once the epoch is closed, and marks the
-/// epoch as suspect when a call ends as a dead workspace's would.
-#[derive(Debug)]
-pub(super) struct LeasedWorkspace {
-    epoch: Arc<Epoch>,
-}
-
-impl LeasedWorkspace {
-    pub(super) fn new(epoch: Arc<Epoch>) -> Self {
-        Self { epoch }
-    }
-
-    fn lease(&self) -> Result<Lease> {
-        self.epoch.lease().ok_or_else(|| {
-            let info = self.epoch.managed.info();
+impl Epoch {
+    fn lease_for_call(&self) -> Result<Lease> {
+        self.this.upgrade().and_then(|this| this.lease()).ok_or_else(|| {
+            let info = self.managed.info();
             Error::new(ErrorKind::Gone, "this workspace was put away: ask the manager for it again")
                 .with_backend(info.backend)
                 .with_workspace(&info.id)
         })
     }
-
-    fn watch<T>(&self, result: Result<T>) -> Result<T> {
-        watch(&self.epoch, result)
-    }
-
-    fn watch_status(&self, status: &ExitStatus) {
-        watch_status(&self.epoch, status);
-    }
 }
 
 fn watch<T>(epoch: &Epoch, result: Result<T>) -> Result<T> {
-    if let Err(error) = &result
-        && matches!(error.kind(), ErrorKind::Gone | ErrorKind::Unavailable)
-    {
+    result.inspect_err(|error| watch_error(epoch, error))
+}
+
+fn watch_error(epoch: &Epoch, error: &Error) {
+    if matches!(error.kind(), ErrorKind::Gone | ErrorKind::Unavailable) {
         epoch.mark_suspect();
     }
-    result
 }
 
 fn watch_status(epoch: &Epoch, status: &ExitStatus) {
@@ -66,85 +48,92 @@ fn watch_status(epoch: &Epoch, status: &ExitStatus) {
     }
 }
 
+/// Takes a lease for every call and every stream until its end, refuses calls once the epoch is closed, and marks the
+/// epoch as suspect when a call ends as a dead workspace's would.
 #[deny(clippy::missing_trait_methods)]
 #[async_trait]
-impl Workspace for LeasedWorkspace {
+impl Workspace for Epoch {
     fn info(&self) -> &WorkspaceInfo {
-        self.epoch.managed.info()
+        self.managed.info()
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.epoch.managed.capabilities()
+        self.managed.capabilities()
     }
 
     async fn exec(&self, command: Command) -> Result<ExecResult> {
-        let _lease = self.lease()?;
-        let result = self.watch(self.epoch.managed.exec(command).await)?;
-        self.watch_status(&result.status);
+        let _lease = self.lease_for_call()?;
+        let result = watch(self, self.managed.exec(command).await)?;
+        watch_status(self, &result.status);
         Ok(result)
     }
 
     async fn spawn(&self, command: Command) -> Result<Process> {
-        let lease = self.lease()?;
-        let Process { stdin, output, control } = self.watch(self.epoch.managed.spawn(command).await)?;
-        let epoch = Arc::clone(&self.epoch);
+        let lease = self.lease_for_call()?;
+        let Process { stdin, output, control } = watch(self, self.managed.spawn(command).await)?;
+        let epoch = Weak::clone(&self.this);
         let output = output.inspect(move |event| {
-            if let ProcessEvent::End(status) = event {
+            if let (ProcessEvent::End(status), Some(epoch)) = (event, epoch.upgrade()) {
                 watch_status(&epoch, status);
             }
         });
-        let input_lease = self.lease()?;
+        let input_lease = self.lease_for_call()?;
         Ok(Process::new(Box::pin(Held::new(stdin, input_lease)), ProcessOutput::new(Held::new(output, lease)), control))
     }
 
     async fn read(&self, path: &str, options: ReadOptions) -> Result<ReadFile> {
-        let lease = self.lease()?;
-        let ReadFile { metadata, body } = self.watch(self.epoch.managed.read(path, options).await)?;
-        let epoch = Arc::clone(&self.epoch);
-        let body = Held::new(body.map(move |chunk| watch(&epoch, chunk)), lease).boxed();
+        let lease = self.lease_for_call()?;
+        let ReadFile { metadata, body } = watch(self, self.managed.read(path, options).await)?;
+        let epoch = Weak::clone(&self.this);
+        let body = body.inspect(move |chunk| {
+            if let (Err(error), Some(epoch)) = (chunk, epoch.upgrade()) {
+                watch_error(&epoch, error);
+            }
+        });
+        let body = Held::new(body, lease).boxed();
         Ok(ReadFile::new(metadata, body))
     }
 
     async fn write(&self, path: &str, body: ByteStream, options: WriteOptions) -> Result<Metadata> {
-        let _lease = self.lease()?;
-        self.watch(self.epoch.managed.write(path, body, options).await)
+        let _lease = self.lease_for_call()?;
+        watch(self, self.managed.write(path, body, options).await)
     }
 
     async fn stat(&self, path: &str) -> Result<Metadata> {
-        let _lease = self.lease()?;
-        self.watch(self.epoch.managed.stat(path).await)
+        let _lease = self.lease_for_call()?;
+        watch(self, self.managed.stat(path).await)
     }
 
     async fn list(&self, path: &str) -> Result<Vec<DirEntry>> {
-        let _lease = self.lease()?;
-        self.watch(self.epoch.managed.list(path).await)
+        let _lease = self.lease_for_call()?;
+        watch(self, self.managed.list(path).await)
     }
 
     async fn make_dir(&self, path: &str) -> Result<()> {
-        let _lease = self.lease()?;
-        self.watch(self.epoch.managed.make_dir(path).await)
+        let _lease = self.lease_for_call()?;
+        watch(self, self.managed.make_dir(path).await)
     }
 
     async fn remove(&self, path: &str, options: RemoveOptions) -> Result<()> {
-        let _lease = self.lease()?;
-        self.watch(self.epoch.managed.remove(path, options).await)
+        let _lease = self.lease_for_call()?;
+        watch(self, self.managed.remove(path, options).await)
     }
 
     async fn rename(&self, from: &str, to: &str) -> Result<()> {
-        let _lease = self.lease()?;
-        self.watch(self.epoch.managed.rename(from, to).await)
+        let _lease = self.lease_for_call()?;
+        watch(self, self.managed.rename(from, to).await)
     }
 
     async fn connect(&self, endpoint: &Endpoint) -> Result<Connection> {
-        let lease = self.lease()?;
-        Ok(match self.watch(self.epoch.managed.connect(endpoint).await)? {
+        let lease = self.lease_for_call()?;
+        Ok(match watch(self, self.managed.connect(endpoint).await)? {
             Connection::Bytes(channel) => Connection::Bytes(Box::pin(Held::new(channel, lease))),
             http @ Connection::Http { .. } => http,
         })
     }
 
     fn extension(&self, type_id: TypeId) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.epoch.managed.extension(type_id)
+        self.managed.extension(type_id)
     }
 }
 

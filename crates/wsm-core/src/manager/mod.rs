@@ -10,6 +10,7 @@ mod handle;
 mod hub;
 mod leased;
 mod prewarm;
+mod roster;
 mod settings;
 mod shutdown;
 mod slot;

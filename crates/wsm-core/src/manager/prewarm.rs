@@ -114,18 +114,18 @@ impl Core {
     /// shows that it still lives.
     async fn claim(self: &Arc<Self>, ready: WorkspaceHandle, user: &UserId) -> Result<WorkspaceHandle> {
         let wait = {
-            let slot = self.slots.get(ready.id()).ok_or_else(interrupted)?;
+            let slot = self.find_slot(ready.id()).ok_or_else(interrupted)?;
             let mut state = slot.lock();
-            let State::Live(live) = &*state else { return Err(interrupted()) };
-            let live = Arc::clone(live);
-            live.epoch.close();
+            let State::Live(epoch) = &*state else { return Err(interrupted()) };
+            let epoch = Arc::clone(epoch);
+            epoch.close();
             let (reply, wait) = tokio::sync::oneshot::channel();
             slot.set(&mut state, State::Opening(vec![Waiter { user: Some(user.clone()), reply }]));
             let plan = FlightPlan {
                 owner: Some(user.clone()),
-                untold: Some(live.epoch.opening.outcome.clone()),
-                room: live.epoch.take_room(),
-                former: Some(Arc::clone(&live.epoch)),
+                untold: Some(epoch.opening.outcome.clone()),
+                room: epoch.take_room(),
+                former: Some(epoch),
                 ..FlightPlan::default()
             };
             self.spawn_opening(&slot, plan);

@@ -18,9 +18,10 @@ impl Core {
     pub(super) async fn close_all(self: &Arc<Self>, options: CloseOptions, reason: EvictReason) -> CloseReport {
         let deadline = Instant::now() + options.wait;
         let (unused, used): (Vec<_>, Vec<_>) = self
-            .all_slots()
+            .roster
+            .all()
             .into_iter()
-            .partition(|slot| slot.live.load().as_ref().is_none_or(|live| live.epoch.leases() == 0));
+            .partition(|slot| slot.live.load().as_ref().is_none_or(|epoch| epoch.leases() == 0));
         let close = |slot: Arc<super::slot::Slot>| {
             let core = Arc::clone(self);
             async move {
@@ -60,7 +61,7 @@ impl Core {
         let second = self.close_all_within(options).await;
         report.closed += second.closed;
         report.failed = second.failed;
-        for slot in self.all_slots() {
+        for slot in self.roster.all() {
             if !report.failed.iter().any(|(id, _)| *id == slot.id) {
                 let error = Error::new(ErrorKind::Timeout, "not put away before the deadline of the shutdown");
                 report.failed.push((slot.id.clone(), error));

@@ -9,12 +9,11 @@ use arc_swap::ArcSwapOption;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{oneshot, watch};
 
-use super::{WorkspaceHandle, epoch::Epoch};
+use super::{WorkspaceHandle, epoch::Epoch, roster::Seat};
 use crate::{
     backend::Outcome,
     error::{Error, ErrorKind, Result},
     id::{UserId, WorkspaceId},
-    workspace::Workspace,
 };
 
 /// The place of one id in the cache.
@@ -25,26 +24,12 @@ use crate::{
 pub(super) struct Slot {
     pub(super) id: WorkspaceId,
     /// The live workspace, for hits. Set exactly while the state is `Live`.
-    pub(super) live: ArcSwapOption<Live>,
+    pub(super) live: ArcSwapOption<Epoch>,
     /// Whether the state is `Doubtful`, for the sweeper to see without the lock.
     doubtful: AtomicBool,
     state: Mutex<State>,
-}
-
-/// A workspace in use or ready for it.
-#[derive(Debug)]
-pub(super) struct Live {
-    pub(super) epoch: Arc<Epoch>,
-    /// The outermost wrapper, the very `Arc` that callers get.
-    pub(super) workspace: Arc<dyn Workspace>,
-}
-
-impl Live {
-    /// A handle with a lease, unless the epoch is closed.
-    pub(super) fn handle(&self) -> Option<WorkspaceHandle> {
-        let lease = self.epoch.lease()?;
-        Some(WorkspaceHandle::leased(Arc::clone(&self.workspace), Arc::clone(&self.epoch.opening), lease))
-    }
+    /// Its seat in the roster.
+    pub(super) seat: Seat,
 }
 
 /// What happens to an id's workspace.
@@ -55,9 +40,9 @@ pub(super) enum State {
     /// A flight opens it.
     Opening(Vec<Waiter>),
     /// It is open.
-    Live(Arc<Live>),
+    Live(Arc<Epoch>),
     /// A flight asks whether it still lives.
-    Checking(Arc<Live>, Vec<Waiter>),
+    Checking(Arc<Epoch>, Vec<Waiter>),
     /// A task puts it away or destroys it.
     Settling(Settled),
     /// Putting it away failed, or its opening did half way.
@@ -118,6 +103,7 @@ impl Slot {
             live: ArcSwapOption::const_empty(),
             doubtful: AtomicBool::new(false),
             state: Mutex::new(State::Vacant),
+            seat: Seat::default(),
         })
     }
 

@@ -11,8 +11,9 @@ use tokio::time::MissedTickBehavior;
 use super::{
     clock::{NEVER, nanos},
     core::Core,
+    epoch::Epoch,
     evict::{Begun, Condition},
-    slot::{Live, Slot},
+    slot::Slot,
 };
 use crate::{
     backend::SweepTrigger,
@@ -87,10 +88,10 @@ impl Core {
     fn due_for_eviction(&self) -> Vec<Arc<Slot>> {
         let (now, ttl) = (self.clock.now(), self.settings.ttl);
         let is_due = |slot: &Slot| match &*slot.live.load() {
-            Some(live) => live.epoch.expired(now, ttl),
+            Some(epoch) => epoch.expired(now, ttl),
             None => slot.is_doubtful(),
         };
-        self.slots.iter().filter(|(_, slot)| is_due(slot)).map(|(_, slot)| slot).collect()
+        self.roster.filter_map(|slot| is_due(slot).then(|| Arc::clone(slot)))
     }
 
     /// Keeps this replica a holder of what it caches, and the backend from stopping what is in use.
@@ -116,42 +117,42 @@ impl Core {
     }
 
     async fn maintain(self: &Arc<Self>) {
-        let live: Vec<_> = self.slots.iter().filter_map(|(_, slot)| slot.live.load_full()).collect();
+        let live = self.roster.filter_map(|slot| slot.live.load_full());
         self.renew(&live).await;
-        let used = live.into_iter().filter(|live| live.epoch.leases() > 0);
+        let used = live.into_iter().filter(|epoch| epoch.leases() > 0);
         stream::iter(used)
-            .for_each_concurrent(MAX_KEEPING_ALIVE, async |live| {
-                let Some(idle_stop) = live.epoch.idle_stop else { return };
-                let call = live.epoch.managed.keep_alive(idle_stop);
+            .for_each_concurrent(MAX_KEEPING_ALIVE, async |epoch| {
+                let Some(idle_stop) = epoch.idle_stop else { return };
+                let call = epoch.managed.keep_alive(idle_stop);
                 match self.within(self.settings.health_timeout, "keep_alive", call).await {
-                    Ok(idle_stop) => live.epoch.runs_for(idle_stop),
+                    Ok(idle_stop) => epoch.runs_for(idle_stop),
                     Err(error) => {
                         // The next hit asks whether it is still there.
-                        live.epoch.mark_suspect();
-                        self.hub.failed(live.epoch.id(), "keep_alive", &error);
+                        epoch.mark_suspect();
+                        self.hub.failed(epoch.id(), "keep_alive", &error);
                     }
                 }
             })
             .await;
     }
 
-    async fn renew(&self, live: &[Arc<Live>]) {
-        let held: Vec<_> = live.iter().filter(|live| live.epoch.is_held_on_time()).collect();
+    async fn renew(&self, live: &[Arc<Epoch>]) {
+        let held: Vec<_> = live.iter().filter(|epoch| epoch.is_held_on_time()).collect();
         if held.is_empty() {
             return;
         }
-        let ids: Vec<WorkspaceId> = held.iter().map(|live| live.epoch.id().clone()).collect();
+        let ids: Vec<WorkspaceId> = held.iter().map(|epoch| epoch.id().clone()).collect();
         match self.within(self.settings.health_timeout, "renew", self.coordinator.renew(&ids)).await {
             Ok(renewed) => {
                 self.note_validity(renewed.valid_for);
-                for live in held {
-                    if renewed.lost.contains(live.epoch.id()) {
+                for epoch in held {
+                    if renewed.lost.contains(epoch.id()) {
                         // Another replica has it. The check that the next hit makes lets go of it.
-                        live.epoch.held_for(Some(Duration::ZERO));
+                        epoch.held_for(Some(Duration::ZERO));
                         let error = Error::new(ErrorKind::Conflict, "another replica took the workspace over");
-                        self.hub.failed(live.epoch.id(), "renew", &error);
+                        self.hub.failed(epoch.id(), "renew", &error);
                     } else {
-                        live.epoch.held_for(renewed.valid_for);
+                        epoch.held_for(renewed.valid_for);
                     }
                 }
             }

@@ -24,13 +24,13 @@ pub(super) fn explain(program: &str, path: &OsStr, directory: BorrowedFd<'_>, ca
         Errno::NOENT if exists(program, path, directory) => {
             return not_executable(format!("`{program}` is there, but not the interpreter that it names"), errno);
         }
-        Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG | Errno::LOOP => {
-            return Error::invalid("command", format!("the program `{program}` does not exist"))
-                .with_code("program_not_found")
-                .with_source(errno);
-        }
+        Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG | Errno::LOOP => return not_found(program, errno),
         Errno::ACCESS if !may_enter(directory) => {
             return Error::invalid("cwd", "the directory to run in may not be entered").with_source(errno);
+        }
+        // Some place in `PATH` may not be looked into, and the program is nowhere else.
+        Errno::ACCESS if !program.contains('/') && !exists(program, path, directory) => {
+            return not_found(program, errno);
         }
         Errno::ACCESS | Errno::PERM | Errno::NOEXEC | Errno::ISDIR | Errno::INVAL | Errno::LIBBAD | Errno::TXTBSY => {
             return not_executable(format!("`{program}` can not be executed"), errno);
@@ -55,6 +55,12 @@ pub(super) fn explain(program: &str, path: &OsStr, directory: BorrowedFd<'_>, ca
 /// before and is about to become another command.
 pub(super) fn is_busy(cause: &io::Error) -> bool {
     Errno::from_io_error(cause) == Some(Errno::TXTBSY)
+}
+
+fn not_found(program: &str, errno: Errno) -> Error {
+    Error::invalid("command", format!("the program `{program}` does not exist"))
+        .with_code("program_not_found")
+        .with_source(errno)
 }
 
 fn not_executable(message: String, errno: Errno) -> Error {

@@ -1,0 +1,192 @@
+//! The `wsm` command.
+//!
+//! One file for each subcommand; this one holds what they share: their flags, and how a configuration is made of them.
+
+mod config;
+mod run;
+mod serve;
+mod signals;
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{
+    assemble::BACKENDS,
+    config::{Settings, Sources},
+    telemetry,
+};
+
+/// What a wrong command line exits with, as with other commands.
+const USAGE: u8 = 2;
+
+/// What `wsm run` exits with when wsm itself failed, so that no exit code of a command is mistaken for it.
+const RUN_FAILED: u8 = 125;
+
+#[derive(Debug, Parser)]
+#[command(name = "wsm", version, about = "Gives every agent the workspace it should work in", propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the service.
+    Serve(serve::ServeArgs),
+    /// Runs one command in a workspace, without a service.
+    Run(run::RunArgs),
+    /// Looks at the configuration.
+    Config(config::ConfigArgs),
+}
+
+/// The flags that say which workspaces to use. They win over variables, and those over the file.
+#[derive(Debug, Args)]
+struct SettingsArgs {
+    /// The kind of place that workspaces live in [default: local]
+    #[arg(long, value_name = "B")]
+    backend: Option<String>,
+    /// Where the workspaces of backends with directories are
+    #[arg(long, value_name = "DIR")]
+    basedir: Option<PathBuf>,
+    /// The file that sessions and workspace records are in
+    #[arg(long, value_name = "FILE")]
+    store: Option<PathBuf>,
+    /// Which users, agents and sessions share a workspace: per_agent, per_session or per_user
+    #[arg(long, value_name = "P")]
+    isolation: Option<String>,
+    /// The configuration file [default: wsm.toml, where there is one]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Sets any key of the configuration, such as `local.kill_grace=2s`
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// What is logged, such as `info` or `wsm_core=debug`
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+    /// How log lines are written: text or json
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+}
+
+impl SettingsArgs {
+    /// The layers of the configuration; `more` are flags of the subcommand's own, as flag and value.
+    fn sources(self, more: &[(&str, Option<String>)]) -> anyhow::Result<Sources> {
+        let Self { backend, basedir, store, isolation, config, set, log, log_format } = self;
+        let mut sources = Sources::of_this_process();
+        if let Some(file) = config {
+            sources = sources.with_file(file);
+        }
+        for assignment in &set {
+            sources = sources.with_set(assignment)?;
+        }
+        let own = [
+            ("--backend", backend),
+            ("--basedir", basedir.map(|path| utf8("--basedir", &path)).transpose()?),
+            ("--store", store.map(|path| utf8("--store", &path)).transpose()?),
+            ("--isolation", isolation),
+            ("--log", log),
+            ("--log-format", log_format),
+        ];
+        for (flag, value) in own.iter().chain(more) {
+            if let Some(value) = value {
+                sources = sources.with_flag(flag, &flag.trim_start_matches('-').replace('-', "_"), value);
+            }
+        }
+        Ok(sources)
+    }
+}
+
+fn utf8(flag: &str, path: &Path) -> anyhow::Result<String> {
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| anyhow::anyhow!("`{flag}`: `{}` is not UTF-8", path.display()))
+}
+
+fn load(args: SettingsArgs, more: &[(&str, Option<String>)]) -> anyhow::Result<Settings> {
+    Ok(Settings::load(&args.sources(more)?, BACKENDS)?)
+}
+
+/// Logs as configured. A command that runs in the foreground of a terminal says less unless it is asked to say more.
+fn start_logging(settings: &Settings, otherwise: &str) {
+    let filter = if settings.log_is_default { otherwise } else { &settings.log };
+    telemetry::init(filter, settings.log_format);
+}
+
+/// Refuses a `basedir` that can not become one before anything is made, the store among it.
+fn check_basedir(settings: &Settings) -> anyhow::Result<()> {
+    let Some(basedir) = &settings.basedir else { return Ok(()) };
+    let basedir = std::path::absolute(basedir)?;
+    let Some(nearest) = basedir.ancestors().find(|path| path.exists()) else { return Ok(()) };
+    anyhow::ensure!(
+        nearest.is_dir(),
+        "`basedir`: `{}` can not be a directory: `{}` is a file",
+        basedir.display(),
+        nearest.display()
+    );
+    if let Err(error) = rustix::fs::access(nearest, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK) {
+        anyhow::bail!("`basedir`: `{}` can not be written to: {error}", nearest.display());
+    }
+    Ok(())
+}
+
+/// Says where data are kept, once: when the directories that nobody chose do not exist yet.
+#[expect(clippy::print_stderr, reason = "a message for the person at the terminal")]
+fn announce_defaults(settings: &Settings) {
+    if settings.basedir_is_default
+        && let Some(basedir) = settings.basedir.as_ref().filter(|path| !path.exists())
+    {
+        eprintln!("wsm: workspaces are kept in {} (--basedir chooses another place)", basedir.display());
+    }
+    if settings.store_is_default && !settings.store.exists() {
+        eprintln!("wsm: their records are kept in {} (--store chooses another place)", settings.store.display());
+    }
+}
+
+/// Runs the command line and gives what to exit with.
+#[expect(clippy::print_stderr, reason = "this is where errors reach the person at the terminal")]
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let failed = if args.get(1).is_some_and(|arg| arg == "run") { RUN_FAILED } else { 1 };
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help is no error. A message that can not be written has nowhere else to go.
+            let _ = error.print();
+            let code = if failed == RUN_FAILED { RUN_FAILED } else { USAGE };
+            return if error.use_stderr() { code.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    let outcome = match cli.command {
+        Command::Serve(args) => block_on(serve::serve(args)),
+        Command::Run(args) => block_on(run::run(args)),
+        Command::Config(args) => config::config(args),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("wsm: {error:#}");
+        failed.into()
+    })
+}
+
+fn block_on(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let outcome = runtime.block_on(work);
+    // A thread that reads a terminal can not be interrupted, and all else has been waited for.
+    runtime.shutdown_background();
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

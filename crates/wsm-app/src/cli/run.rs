@@ -1,0 +1,273 @@
+//! `wsm run`: one command in a workspace, without a service.
+
+use std::{ffi::OsString, process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use clap::Args;
+use futures::StreamExt;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    task::JoinSet,
+};
+use wsm_core::{
+    AgentId, Command, Error, ExitStatus, OutcomeKind, Process, ProcessEvent, Scope, SessionId, UserId, WorkspaceHandle,
+    WorkspaceId, WorkspaceManager,
+};
+
+use super::{
+    RUN_FAILED, SettingsArgs, announce_defaults, check_basedir, load,
+    signals::{self, Signals},
+    start_logging,
+};
+use crate::{
+    assemble,
+    config::Settings,
+    service::Service,
+    store::{SqliteStore, Store},
+};
+
+/// Exit codes as shells give them.
+const TIMED_OUT: u8 = 124;
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+const SIGNALED: u8 = 128;
+const SIGPIPE: u8 = 13;
+
+/// How much of stdin is read at once.
+const CHUNK: usize = 64 << 10;
+
+#[derive(Debug, Args)]
+#[command(args_override_self = true)]
+pub(super) struct RunArgs {
+    #[command(flatten)]
+    settings: SettingsArgs,
+    /// Who asks [default: the login name]
+    #[arg(long, value_name = "U")]
+    user: Option<String>,
+    /// Which agent asks
+    #[arg(long, value_name = "A", default_value = "default")]
+    agent: String,
+    /// Which session asks
+    #[arg(long, value_name = "S", default_value = "default")]
+    session: String,
+    /// The workspace to use, whatever the isolation policy says
+    #[arg(long, value_name = "W")]
+    workspace_id: Option<String>,
+    /// After how long the command is ended
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    timeout: Option<String>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+pub(super) async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let RunArgs { settings, user, agent, session, workspace_id, timeout, command } = args;
+    let settings = load(settings, &[])?;
+    // What is on stderr is the command's own.
+    start_logging(&settings, "error");
+    let scope = Scope {
+        user_id: UserId::new(user.unwrap_or_else(login_name))?,
+        agent_id: AgentId::new(agent)?,
+        session_id: SessionId::new(session)?,
+    };
+    let workspace_id = WorkspaceId::optional(workspace_id.as_deref())?;
+    let command = command_of(command, timeout.as_deref())?;
+    let mut signals = Signals::new()?;
+    check_basedir(&settings)?;
+    announce_defaults(&settings);
+
+    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&settings.store).await?);
+    let manager = assemble::manager(&settings, None)?;
+    let code = run_in(&settings, &store, &manager, &scope, workspace_id, command, &mut signals).await;
+    let report = manager.shutdown(settings.app.shutdown_timeout).await;
+    for (id, error) in &report.failed {
+        tracing::warn!(workspace = %id, error = %error.report(), "the workspace could not be put away");
+    }
+    store.close().await;
+    Ok(code?.into())
+}
+
+fn command_of(argv: Vec<OsString>, timeout: Option<&str>) -> anyhow::Result<Command> {
+    let argv: Vec<String> = argv
+        .into_iter()
+        .map(|arg| arg.into_string().map_err(|arg| anyhow::anyhow!("`{}` is not UTF-8", arg.display())))
+        .collect::<Result<_, _>>()?;
+    let mut command = Command::from_argv(argv);
+    if let Some(text) = timeout {
+        let timeout: Option<Duration> = crate::config::parse_duration(text);
+        let message = || format!("`--timeout`: `{text}` is not allowed: allowed is a time above zero, such as `30s`");
+        command = command.with_timeout(timeout.with_context(message)?);
+    }
+    command.validate()?;
+    Ok(command)
+}
+
+async fn run_in(
+    settings: &Settings,
+    store: &Arc<dyn Store>,
+    manager: &Arc<dyn WorkspaceManager>,
+    scope: &Scope,
+    workspace_id: Option<WorkspaceId>,
+    command: Command,
+    signals: &mut Signals,
+) -> anyhow::Result<u8> {
+    manager.start().await?;
+    let app = &settings.app;
+    let service = Service::new(Arc::clone(manager), app.node.clone(), app.allow_foreign_owner, false);
+    service.use_store(Arc::clone(store));
+    let workspace = tokio::select! {
+        opened = service.open_by_hand(scope, workspace_id) => opened?,
+        // Nothing to pass the signal on to yet: what was begun is put away, and that is it.
+        signal = signals.next() => return Ok(signals::exit_code(signal)),
+    };
+    warn_of_loss(&workspace);
+    // Arguments may hold secrets; the program does not.
+    tracing::debug!(program = command.program(), workspace = %workspace.id(), "running a command");
+    let ended = if workspace.capabilities().spawn {
+        stream(&workspace, command, signals).await
+    } else {
+        collect(&workspace, command).await
+    };
+    match ended {
+        Ok(code) => Ok(code),
+        Err(RunError::Workspace(error)) => match error.code() {
+            code @ ("program_not_found" | "program_not_executable") => {
+                complain(error.message());
+                Ok(if code == "program_not_found" { NOT_FOUND } else { NOT_EXECUTABLE })
+            }
+            _ => Err(error.into()),
+        },
+        // Nobody reads what the command prints: it is ended as it would have been without wsm in between.
+        Err(RunError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(SIGNALED + SIGPIPE),
+        Err(RunError::Output(error)) => Err(anyhow::Error::new(error).context("the output can not be passed on")),
+    }
+}
+
+enum RunError {
+    Workspace(Error),
+    Output(std::io::Error),
+}
+
+impl From<Error> for RunError {
+    fn from(error: Error) -> Self {
+        Self::Workspace(error)
+    }
+}
+
+impl From<std::io::Error> for RunError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// Passes everything through while the command runs.
+async fn stream(workspace: &WorkspaceHandle, command: Command, signals: &mut Signals) -> Result<u8, RunError> {
+    let Process { mut stdin, mut output, control } = workspace.spawn(command).await?;
+    let mut helpers = JoinSet::new();
+    helpers.spawn(async move {
+        // The command may end before its input does, which is no error.
+        let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut stdin).await;
+        let _ = stdin.shutdown().await;
+    });
+    let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
+    let mut status = ExitStatus::Unknown { reason: "the output ended without a status".to_owned() };
+    loop {
+        let event = tokio::select! {
+            event = output.next() => event,
+            signal = signals.next() => {
+                if let Err(error) = control.signal(signal).await {
+                    tracing::warn!(error = %error.report(), "the signal did not reach the command");
+                }
+                continue;
+            }
+        };
+        match event {
+            Some(ProcessEvent::Stdout(bytes)) => {
+                stdout.write_all(&bytes).await?;
+                stdout.flush().await?;
+            }
+            Some(ProcessEvent::Stderr(bytes)) => {
+                stderr.write_all(&bytes).await?;
+                stderr.flush().await?;
+            }
+            Some(ProcessEvent::End(end)) => status = end,
+            None => break,
+        }
+    }
+    helpers.abort_all();
+    Ok(exit_code(&status))
+}
+
+/// For backends that can not stream: reads all input, runs the command, prints all output.
+async fn collect(workspace: &WorkspaceHandle, command: Command) -> Result<u8, RunError> {
+    let mut input = Vec::with_capacity(CHUNK);
+    tokio::io::stdin().read_to_end(&mut input).await?;
+    let result = workspace.exec(command.with_stdin(input)).await?;
+    let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
+    stdout.write_all(&result.stdout.bytes).await?;
+    stdout.flush().await?;
+    stderr.write_all(&result.stderr.bytes).await?;
+    stderr.flush().await?;
+    Ok(exit_code(&result.status))
+}
+
+fn exit_code(status: &ExitStatus) -> u8 {
+    match status {
+        // What no exit code can be is not passed on as another one.
+        ExitStatus::Exited { code } => u8::try_from(*code).unwrap_or(RUN_FAILED),
+        ExitStatus::Signaled { signal } => {
+            u8::try_from(*signal).map_or(RUN_FAILED, |signal| SIGNALED.saturating_add(signal))
+        }
+        ExitStatus::TimedOut => TIMED_OUT,
+        ExitStatus::Unknown { reason } => {
+            complain(&format!("nobody saw how the command ended: {reason}"));
+            RUN_FAILED
+        }
+        _ => RUN_FAILED,
+    }
+}
+
+fn warn_of_loss(workspace: &WorkspaceHandle) {
+    let outcome = &workspace.opening().outcome;
+    if outcome.kind == OutcomeKind::Recreated {
+        let cause = outcome.cause.map(|cause| format!(" ({})", crate::metrics::name_of(&cause))).unwrap_or_default();
+        complain(&format!("the files of this workspace were lost{cause}: it is empty"));
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "a message for the person at the terminal")]
+fn complain(message: &str) {
+    eprintln!("wsm: {message}");
+}
+
+/// The name of whoever runs this, as far as it is known.
+fn login_name() -> String {
+    let variable = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
+    let uid = rustix::process::getuid().as_raw();
+    let listed = || {
+        let accounts = std::fs::read_to_string("/etc/passwd").ok()?;
+        let mut fields = accounts.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        fields.find(|fields| fields.get(2).is_some_and(|id| *id == uid.to_string())).map(|fields| fields[0].to_owned())
+    };
+    variable("LOGNAME").or_else(|| variable("USER")).or_else(listed).unwrap_or_else(|| format!("uid-{uid}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_are_those_of_shells() {
+        for (status, code) in [
+            (ExitStatus::Exited { code: 0 }, 0),
+            (ExitStatus::Exited { code: 255 }, 255),
+            (ExitStatus::Exited { code: 256 }, 125),
+            (ExitStatus::Signaled { signal: 9 }, 137),
+            (ExitStatus::TimedOut, 124),
+            (ExitStatus::Unknown { reason: String::new() }, 125),
+        ] {
+            assert_eq!(exit_code(&status), code, "{status:?}");
+        }
+    }
+}

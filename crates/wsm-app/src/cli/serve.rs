@@ -1,0 +1,118 @@
+//! `wsm serve`: the service.
+
+use std::{io::Write, net::SocketAddr, process::ExitCode, sync::Arc};
+
+use anyhow::Context;
+use clap::Args;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use wsm_core::{EventListener, Signal};
+
+use super::{
+    SettingsArgs, announce_defaults, check_basedir, load,
+    signals::{Signals, exit_code},
+    start_logging,
+};
+use crate::{App, Metrics, assemble, auth::is_loopback, config::Settings, create_app};
+
+#[derive(Debug, Args)]
+#[command(args_override_self = true)]
+pub(super) struct ServeArgs {
+    /// The address to listen on; port 0 is any free one [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<String>,
+    /// After how long without use a workspace is put away [default: 3600s]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    ttl: Option<String>,
+    /// How often idle workspaces are looked for [default: 300s]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    sweep_interval: Option<String>,
+    /// How many workspaces are kept open at most [default: no limit]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    max_workspaces: Option<String>,
+    #[command(flatten)]
+    settings: SettingsArgs,
+}
+
+pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let ServeArgs { listen, ttl, sweep_interval, max_workspaces, settings } = args;
+    let more = [
+        ("--listen", listen),
+        ("--ttl", ttl),
+        ("--sweep-interval", sweep_interval),
+        ("--max-workspaces", max_workspaces),
+    ];
+    let settings = load(settings, &more)?;
+    start_logging(&settings, &settings.log);
+    refuse_open_doors(&settings)?;
+    // Heard from the very beginning, so that a stop during the start is a stop, too.
+    let mut signals = Signals::new()?;
+    check_basedir(&settings)?;
+    announce_defaults(&settings);
+
+    let metrics = Arc::new(Metrics::new());
+    let listener: Arc<dyn EventListener> = Arc::clone(&metrics) as _;
+    let manager = assemble::manager(&settings, Some(listener))?;
+    let app = create_app(manager, settings.app.clone().with_metrics(metrics));
+    app.lifecycle.start().await?;
+    let served = listen_and_serve(&app, &settings, &mut signals).await;
+
+    let closing = app.lifecycle.shutdown();
+    tokio::pin!(closing);
+    let report = tokio::select! {
+        report = &mut closing => report,
+        signal = signals.next() => leave_at_once(signal),
+    };
+    for (id, error) in &report.failed {
+        tracing::error!(workspace = %id, error = %error.report(), "a workspace could not be put away");
+    }
+    tracing::info!(closed = report.closed, failed = report.failed.len(), "stopped");
+    served?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Nobody beyond this machine may be let in without being asked who they are.
+fn refuse_open_doors(settings: &Settings) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        is_loopback(settings.listen.ip()) || settings.app.auth.has_tokens(),
+        "`listen`: {} can be reached from beyond this machine, and anybody there could claim to be any user: \
+         set `auth.token` or `auth.tokens`, or listen on 127.0.0.1",
+        settings.listen
+    );
+    Ok(())
+}
+
+/// Serves until the first signal, and then until what goes on has ended or had its time.
+async fn listen_and_serve(app: &App, settings: &Settings, signals: &mut Signals) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(settings.listen)
+        .await
+        .with_context(|| format!("`listen`: {} can not be listened on", settings.listen))?;
+    let address = listener.local_addr()?;
+    let stop = CancellationToken::new();
+    let service = app.router.clone().into_make_service_with_connect_info::<SocketAddr>();
+    let server = axum::serve(listener, service).with_graceful_shutdown(stop.clone().cancelled_owned());
+    let mut server = std::pin::pin!(server.into_future());
+    writeln!(std::io::stdout(), "wsm is listening on http://{address}")?;
+    tracing::info!(%address, backend = settings.backend.name, store = %settings.store.display(), "listening");
+
+    tokio::select! {
+        served = &mut server => return Ok(served?),
+        signal = signals.next() => tracing::info!(?signal, "stopping; another signal stops at once"),
+    }
+    stop.cancel();
+    app.lifecycle.end_streams();
+    tokio::select! {
+        served = &mut server => served?,
+        () = tokio::time::sleep(settings.app.shutdown_timeout) => {
+            tracing::warn!("requests are still going on: they are broken off");
+        }
+        signal = signals.next() => leave_at_once(signal),
+    }
+    Ok(())
+}
+
+/// Whoever asks twice does not want to wait.
+fn leave_at_once(signal: Signal) -> ! {
+    tracing::warn!("stopping at once: workspaces may still be open");
+    std::process::exit(exit_code(signal).into())
+}

@@ -1,0 +1,95 @@
+//! Keeps a second service off a store.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::{Read, Seek, Write},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
+use wsm_core::{Error, ErrorKind, Result};
+
+/// An exclusive lock on a file beside a store. The kernel gives it back when the process ends, however it ends.
+#[derive(Debug)]
+pub struct StoreLock {
+    /// Held for its drop. The file itself stays, since removing it would let two processes lock two files of one name.
+    file: File,
+}
+
+impl StoreLock {
+    /// Takes the lock of a store.
+    ///
+    /// # Errors
+    ///
+    /// `conflict` with code `store_in_use` when another process holds it; `backend` when the file can not be made.
+    pub fn acquire(store: &Path) -> Result<Self> {
+        let path = lock_path(store);
+        let mut lock = Self { file: open(&path)? };
+        match flock(&lock.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                lock.sign();
+                Ok(lock)
+            }
+            Err(Errno::WOULDBLOCK) => {
+                let holder = lock.holder().map(|pid| format!(" (process {pid})")).unwrap_or_default();
+                let message = format!(
+                    "another wsm{holder} is using the store `{}`: stop it, or give this one a store of its own",
+                    store.display()
+                );
+                Err(Error::new(ErrorKind::Conflict, message).with_code("store_in_use").with_field("store"))
+            }
+            Err(error) => Err(failed(&path, error)),
+        }
+    }
+
+    /// Leaves word of who holds the lock, for the error that others get.
+    fn sign(&mut self) {
+        let pid = std::process::id().to_string();
+        // Only a courtesy: the lock holds without it.
+        let _ =
+            self.file.set_len(0).and_then(|()| self.file.rewind()).and_then(|()| self.file.write_all(pid.as_bytes()));
+    }
+
+    fn holder(&mut self) -> Option<u32> {
+        let mut text = String::new();
+        self.file.read_to_string(&mut text).ok()?;
+        text.trim().parse().ok()
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::options().create(true).truncate(false).read(true).write(true).open(path).map_err(|error| failed(path, error))
+}
+
+fn failed(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::new(ErrorKind::Backend, format!("the lock file `{}` can not be used", path.display()))
+        .with_field("store")
+        .with_source(error)
+}
+
+fn lock_path(store: &Path) -> PathBuf {
+    let mut name = OsString::from(store);
+    name.push(".lock");
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_is_told_who_holds_the_store_and_the_third_gets_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("wsm.db");
+        let first = StoreLock::acquire(&store).unwrap();
+        let error = StoreLock::acquire(&store).unwrap_err();
+        assert_eq!((error.kind(), error.code()), (ErrorKind::Conflict, "store_in_use"));
+        assert!(error.message().contains(&format!("process {}", std::process::id())), "{error}");
+        drop(first);
+        StoreLock::acquire(&store).unwrap();
+    }
+}

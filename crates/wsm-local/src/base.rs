@@ -117,7 +117,11 @@ impl Base {
         // Existing directories may still be read-only.
         let probe = format!("{TRASH}/{}", uuid::Uuid::new_v4().simple());
         mkdirat(&base, probe.as_str(), PRIVATE_DIR)?;
-        unlinkat(&base, probe.as_str(), AtFlags::REMOVEDIR)
+        match unlinkat(&base, probe.as_str(), AtFlags::REMOVEDIR) {
+            // Another process that starts at the same moment has emptied the trash.
+            Err(Errno::NOENT) => Ok(()),
+            removed => removed,
+        }
     }
 
     pub(crate) fn identity(&self) -> Identity {

@@ -9,10 +9,10 @@ use futures::{StreamExt, TryStreamExt};
 use support::*;
 use test_log::test;
 use wsm_core::{
-    Backend, Cause, Command, ErrorKind, FoundState, Health, IsolationPolicy, Loss, OpenRequest, Opened, OutcomeKind,
-    Placement, Result, Scope, UserId, WorkspaceExt, WorkspaceId,
+    Backend, BackendConfig, Cause, Command, ErrorKind, FoundState, Health, IsolationPolicy, Loss, OpenRequest, Opened,
+    OutcomeKind, Placement, Result, Scope, UserId, WorkspaceExt, WorkspaceId,
 };
-use wsm_local::LocalBackend;
+use wsm_local::{LocalBackend, LocalConfig};
 
 fn owned(text: &str, owner: &str) -> OpenRequest {
     OpenRequest::new(id(text)).with_owner(UserId::new(owner).unwrap())
@@ -417,4 +417,14 @@ async fn start_deletes_what_a_crash_left_half_deleted() {
     std::fs::write(trash.join("draft"), "{").unwrap();
     backend(fixture.basedir.path()).start().await.unwrap();
     assert_eq!(std::fs::read_dir(&trash).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_that_start_at_once_on_one_basedir_are_not_in_each_others_way() {
+    for _ in 0..20 {
+        let base = tempfile::tempdir().unwrap();
+        let backends: Vec<_> = (0..8).map(|_| LocalConfig::new(base.path()).build().unwrap()).collect();
+        let starts = backends.iter().map(|backend| backend.start());
+        futures::future::try_join_all(starts).await.unwrap();
+    }
 }

@@ -444,6 +444,14 @@ mod tests {
         assert!(parse_listing(b"").is_err());
     }
 
+    proptest::proptest! {
+        #[test]
+        fn whatever_a_command_prints_is_read_or_refused(listing in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = parse_listing(&listing);
+            let _ = parse_metadata(&String::from_utf8_lossy(&listing));
+        }
+    }
+
     #[test]
     fn the_workspace_directory_is_known_by_all_its_names() {
         for path in [".", "./", "/w/x", "/w/x/", "a/..", "../x", "/w/./x/y/.."] {

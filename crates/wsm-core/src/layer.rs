@@ -56,7 +56,8 @@ pub struct OpenedInfo {
 }
 
 impl OpenedInfo {
-    pub(crate) fn new(id: WorkspaceId, outcome: Outcome, generation: u64) -> Self {
+    /// Puts the facts together, for whoever wraps a workspace without a manager.
+    pub fn new(id: WorkspaceId, outcome: Outcome, generation: u64) -> Self {
         Self { id, outcome, generation }
     }
 }

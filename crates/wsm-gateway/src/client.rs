@@ -1,0 +1,498 @@
+//! The client: calls and streams over one connection, and a new connection when it broke.
+
+use std::{
+    collections::HashMap,
+    fmt, io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, future::BoxFuture, stream};
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::mpsc,
+};
+use tokio_util::{
+    sync::{CancellationToken, PollSemaphore},
+    task::TaskTracker,
+};
+use wsm_core::{
+    ByteStream, Command, DirEntry, Error, ErrorKind, ExitStatus, Metadata, Process, ProcessControl, ProcessEvent,
+    ProcessOutput, ReadFile, ReadOptions, RemoveOptions, Result, Signal, WriteOptions,
+};
+
+use crate::{
+    frame::{Channel, Frame, Kind, MAX_DATA},
+    link::{Allowance, FrameReader, FrameSender, Window, write_frames},
+    message::{End, Hello, Reply, Request, SignalRequest},
+};
+
+/// How long the gateway may take to say hello.
+const HELLO_LIMIT: Duration = Duration::from_secs(10);
+
+/// Opens a connection to the gateway.
+pub(crate) type Connect = dyn Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync;
+
+/// A two-way stream of bytes.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// A client of the gateway of one workspace. Clones share the connection.
+///
+/// When the connection breaks, the next call makes a new one; a command that ran meanwhile ends as *unknown*, never as a
+/// success, and nothing is sent twice.
+#[derive(Clone)]
+pub struct GatewayClient(Arc<Inner>);
+
+struct Inner {
+    connect: Box<Connect>,
+    /// The connection, once there is one. Locked while one is made, so that callers at once make one.
+    session: tokio::sync::Mutex<Option<Arc<Session>>>,
+    tasks: TaskTracker,
+    closed: CancellationToken,
+}
+
+impl GatewayClient {
+    /// Connects for the first time.
+    ///
+    /// # Errors
+    ///
+    /// What `connect` said; `timeout` or `conflict` (code `gateway_version`) when the gateway can not be talked to.
+    pub async fn new(
+        connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let inner = Inner {
+            connect: Box::new(connect),
+            session: tokio::sync::Mutex::new(None),
+            tasks: TaskTracker::new(),
+            closed: CancellationToken::new(),
+        };
+        let client = Self(Arc::new(inner));
+        client.session().await?;
+        Ok(client)
+    }
+
+    /// Ends the connection. Later calls are `gone`.
+    pub async fn close(&self) {
+        self.0.closed.cancel();
+        self.0.session.lock().await.take();
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+    }
+
+    /// Asks the gateway whether it lives.
+    ///
+    /// # Errors
+    ///
+    /// `unavailable` when it does not answer.
+    pub async fn ping(&self) -> Result<()> {
+        self.call(&Request::Ping).await.map(drop)
+    }
+
+    pub(crate) async fn hello(&self) -> Result<Hello> {
+        Ok(self.session().await?.hello.clone())
+    }
+
+    async fn session(&self) -> Result<Arc<Session>> {
+        if self.0.closed.is_cancelled() {
+            return Err(Error::new(ErrorKind::Gone, "this workspace was put away: ask for it again"));
+        }
+        let mut current = self.0.session.lock().await;
+        if let Some(session) = &*current
+            && !session.broken.is_cancelled()
+        {
+            return Ok(Arc::clone(session));
+        }
+        let session = Session::start(&self.0).await?;
+        *current = Some(Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// Makes a request that is answered at once.
+    async fn call(&self, request: &Request) -> Result<Reply> {
+        let mut stream = self.open(request).await?;
+        let reply = stream.reply().await?;
+        stream.done();
+        Ok(reply)
+    }
+
+    async fn open(&self, request: &Request) -> Result<Stream> {
+        self.session().await?.open(request)
+    }
+
+    pub(crate) async fn spawn(&self, command: &Command) -> Result<Process> {
+        let mut stream = self.open(&Request::Spawn(command.into())).await?;
+        expect_done(stream.reply().await?)?;
+        let stdin = Stdin {
+            window: PollSemaphore::new(Arc::clone(&stream.window.0)),
+            frames: stream.session.frames.clone(),
+            stream: stream.id,
+            finished: false,
+        };
+        let control = Control { frames: stream.session.frames.clone(), stream: stream.id };
+        let events = stream::unfold(stream, async |mut stream| {
+            let event = match stream.events.recv().await {
+                Some(ServerEvent::Data(channel, bytes)) => {
+                    stream.taken(bytes.len());
+                    match channel {
+                        Channel::Stderr => ProcessEvent::Stderr(bytes),
+                        Channel::Stdout | Channel::Body => ProcessEvent::Stdout(bytes),
+                    }
+                }
+                Some(ServerEvent::End(End::Exit(status))) => {
+                    stream.done();
+                    ProcessEvent::End(status)
+                }
+                other => {
+                    stream.done();
+                    let reason = match other {
+                        Some(ServerEvent::End(End::Failed(error))) => Error::from(error).to_string(),
+                        _ => "the connection to the gateway broke before the end was seen".to_owned(),
+                    };
+                    ProcessEvent::End(ExitStatus::Unknown { reason })
+                }
+            };
+            Some((event, stream))
+        });
+        Ok(Process::new(Box::pin(stdin), ProcessOutput::new(events), Arc::new(control)))
+    }
+
+    pub(crate) async fn read(&self, path: &str, options: ReadOptions) -> Result<ReadFile> {
+        let mut stream = self.open(&Request::read(path, options)).await?;
+        let metadata = expect_metadata(stream.reply().await?)?;
+        let body = stream::try_unfold(stream, async |mut stream| match stream.events.recv().await {
+            Some(ServerEvent::Data(_, bytes)) => {
+                stream.taken(bytes.len());
+                Ok(Some((bytes, stream)))
+            }
+            Some(ServerEvent::Finish) => {
+                stream.done();
+                Ok(None)
+            }
+            Some(ServerEvent::End(End::Failed(error))) => {
+                stream.done();
+                Err(error.into())
+            }
+            Some(ServerEvent::End(End::Exit(_)) | ServerEvent::Reply(_)) | None => Err(broken()),
+        });
+        Ok(ReadFile::new(metadata, body.boxed()))
+    }
+
+    pub(crate) async fn write(&self, path: &str, mut body: ByteStream, options: &WriteOptions) -> Result<Metadata> {
+        // Dropping the stream before its end cancels it, and the other side undoes the write.
+        let mut stream = self.open(&Request::write(path, options)).await?;
+        let (window, frames, id) = (stream.window.clone(), stream.session.frames.clone(), stream.id);
+        let send = async {
+            while let Some(bytes) = body.try_next().await? {
+                if window.send(&frames, id, Channel::Body, &bytes).await.is_err() {
+                    // Nobody takes it any more; the reply says why.
+                    return Ok(());
+                }
+            }
+            frames.send(Frame::new(Kind::Finish, id, Bytes::new()));
+            Ok::<_, Error>(())
+        };
+        tokio::pin!(send);
+        let mut sent = false;
+        let reply = loop {
+            tokio::select! {
+                reply = stream.reply() => break reply?,
+                result = &mut send, if !sent => {
+                    result?;
+                    sent = true;
+                }
+            }
+        };
+        stream.done();
+        expect_metadata(reply)
+    }
+
+    pub(crate) async fn stat(&self, path: &str) -> Result<Metadata> {
+        expect_metadata(self.call(&Request::Stat { path: path.to_owned() }).await?)
+    }
+
+    pub(crate) async fn list(&self, path: &str) -> Result<Vec<DirEntry>> {
+        match self.call(&Request::List { path: path.to_owned() }).await? {
+            Reply::Entries(entries) => Ok(entries.into_iter().map(Into::into).collect()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    pub(crate) async fn make_dir(&self, path: &str) -> Result<()> {
+        expect_done(self.call(&Request::MakeDir { path: path.to_owned() }).await?)
+    }
+
+    pub(crate) async fn remove(&self, path: &str, options: RemoveOptions) -> Result<()> {
+        expect_done(self.call(&Request::remove(path, options)).await?)
+    }
+
+    pub(crate) async fn rename(&self, from: &str, to: &str) -> Result<()> {
+        expect_done(self.call(&Request::Rename { from: from.to_owned(), to: to.to_owned() }).await?)
+    }
+}
+
+impl fmt::Debug for GatewayClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatewayClient").field("closed", &self.0.closed.is_cancelled()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.closed.cancel();
+    }
+}
+
+fn expect_done(reply: Reply) -> Result<()> {
+    match reply {
+        Reply::Done => Ok(()),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn expect_metadata(reply: Reply) -> Result<Metadata> {
+    match reply {
+        Reply::Metadata(metadata) => Ok(metadata.into()),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn unexpected(reply: &Reply) -> Error {
+    Error::new(ErrorKind::Backend, format!("the gateway answered something else than it was asked for: {reply:?}"))
+}
+
+fn broken() -> Error {
+    Error::new(ErrorKind::Unavailable, "the connection to the gateway broke")
+}
+
+/// One connection.
+struct Session {
+    frames: FrameSender,
+    streams: Mutex<HashMap<u32, ClientStream>>,
+    next: AtomicU32,
+    hello: Hello,
+    broken: CancellationToken,
+}
+
+/// What the reader knows of a stream.
+struct ClientStream {
+    events: mpsc::UnboundedSender<ServerEvent>,
+    window: Window,
+    allowance: Allowance,
+}
+
+/// What the server does with an open stream.
+#[derive(Debug)]
+enum ServerEvent {
+    Reply(Reply),
+    Data(Channel, Bytes),
+    Finish,
+    End(End),
+}
+
+impl Session {
+    async fn start(inner: &Inner) -> Result<Arc<Self>> {
+        let io = (inner.connect)().await?;
+        let (reader, writer) = tokio::io::split(io);
+        let (frames, queue) = FrameSender::channel();
+        frames.send(Frame::json(Kind::Hello, 0, &Hello::client())?);
+        let broken = inner.closed.child_token();
+        let writing = broken.clone();
+        inner.tasks.spawn(async move {
+            let _ = writing.run_until_cancelled(write_frames(queue, writer)).await;
+        });
+        let mut reader = FrameReader::new(reader);
+        let hello = tokio::time::timeout(HELLO_LIMIT, reader.hello()).await.unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::Timeout, format!("the gateway said no hello within {HELLO_LIMIT:?}")))
+        });
+        let hello: Hello = match hello.and_then(|frame| frame.parse()) {
+            Ok(hello) => hello,
+            Err(error) => {
+                broken.cancel();
+                return Err(error);
+            }
+        };
+        hello.check()?;
+        let (streams, next) = (Mutex::default(), AtomicU32::new(1));
+        let session = Arc::new(Self { frames, streams, next, hello, broken: broken.clone() });
+        let read = Arc::clone(&session);
+        inner.tasks.spawn(async move {
+            if let Some(Err(error)) = broken.run_until_cancelled(read.read(reader)).await {
+                tracing::warn!(error = %error.report(), "the connection to a gateway broke");
+            }
+            read.end();
+        });
+        Ok(session)
+    }
+
+    async fn read(&self, mut reader: FrameReader<impl AsyncRead + Unpin>) -> Result<()> {
+        while let Some(frame) = reader.next().await? {
+            self.take(frame)?;
+        }
+        Ok(())
+    }
+
+    fn take(&self, frame: Frame) -> Result<()> {
+        let mut streams = self.streams.lock();
+        // A stream that was cancelled here may still be spoken to.
+        let Some(stream) = streams.get_mut(&frame.stream) else { return Ok(()) };
+        let event = match frame.kind {
+            Kind::Credit => return stream.window.give_back(frame.into_credit()?),
+            Kind::Reply => ServerEvent::Reply(frame.parse()?),
+            Kind::Finish => ServerEvent::Finish,
+            Kind::End => ServerEvent::End(frame.parse()?),
+            Kind::Data => {
+                let (channel, bytes) = frame.into_data()?;
+                stream.allowance.take(bytes.len())?;
+                ServerEvent::Data(channel, bytes)
+            }
+            Kind::Hello | Kind::Open | Kind::Cancel | Kind::Signal => {
+                return Err(Error::new(ErrorKind::Backend, format!("a gateway does not send {:?}", frame.kind)));
+            }
+        };
+        let _ = stream.events.send(event);
+        Ok(())
+    }
+
+    /// Tells all who wait that nothing comes any more.
+    fn end(&self) {
+        self.broken.cancel();
+        for (_, stream) in self.streams.lock().drain() {
+            stream.window.close();
+        }
+    }
+
+    fn open(self: Arc<Self>, request: &Request) -> Result<Stream> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, events) = mpsc::unbounded_channel();
+        let window = Window::new();
+        let frame = Frame::json(Kind::Open, id, request)?;
+        let stream = ClientStream { events: sender, window: window.clone(), allowance: Allowance::new() };
+        self.streams.lock().insert(id, stream);
+        // Looked at after the insertion: an end that came before it would have missed the stream.
+        if self.broken.is_cancelled() {
+            self.streams.lock().remove(&id);
+            return Err(broken());
+        }
+        self.frames.send(frame);
+        Ok(Stream { id, session: self, window, events, open: true })
+    }
+}
+
+/// An open stream. Dropping it before its end cancels it.
+struct Stream {
+    id: u32,
+    session: Arc<Session>,
+    window: Window,
+    events: mpsc::UnboundedReceiver<ServerEvent>,
+    open: bool,
+}
+
+impl Stream {
+    /// The answer to the request. Cancel-safe.
+    async fn reply(&mut self) -> Result<Reply> {
+        match self.events.recv().await {
+            Some(ServerEvent::Reply(Reply::Failed(error))) => {
+                self.done();
+                Err(error.into())
+            }
+            Some(ServerEvent::Reply(reply)) => Ok(reply),
+            Some(ServerEvent::Data(..) | ServerEvent::Finish | ServerEvent::End(_)) | None => Err(broken()),
+        }
+    }
+
+    /// Grants as many bytes as were taken.
+    fn taken(&mut self, bytes: usize) {
+        if let Some(stream) = self.session.streams.lock().get_mut(&self.id) {
+            stream.allowance.grant(bytes);
+        }
+        // At most one frame's worth.
+        self.session.frames.send(Frame::credit(self.id, bytes as u32));
+    }
+
+    /// The stream has ended on the other side.
+    fn done(&mut self) {
+        self.open = false;
+        self.session.streams.lock().remove(&self.id);
+        self.window.close();
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.open {
+            self.done();
+            self.session.frames.send(Frame::new(Kind::Cancel, self.id, Bytes::new()));
+        }
+    }
+}
+
+/// A command's stdin.
+struct Stdin {
+    window: PollSemaphore,
+    frames: FrameSender,
+    stream: u32,
+    finished: bool,
+}
+
+impl Stdin {
+    fn finish(&mut self) {
+        if !std::mem::replace(&mut self.finished, true) {
+            self.frames.send(Frame::new(Kind::Finish, self.stream, Bytes::new()));
+        }
+    }
+}
+
+impl AsyncWrite for Stdin {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.finished {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let piece = &bytes[..bytes.len().min(MAX_DATA)];
+        // At most `MAX_DATA`.
+        let Some(permit) = ready!(self.window.poll_acquire_many(context, piece.len() as u32)) else {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        };
+        permit.forget();
+        self.frames.send(Frame::data(self.stream, Channel::Body, piece));
+        Poll::Ready(Ok(piece.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.finish();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Stdin {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+#[derive(Debug)]
+struct Control {
+    frames: FrameSender,
+    stream: u32,
+}
+
+#[async_trait]
+impl ProcessControl for Control {
+    async fn signal(&self, signal: Signal) -> Result<()> {
+        self.frames.send(Frame::json(Kind::Signal, self.stream, &SignalRequest(signal))?);
+        Ok(())
+    }
+}

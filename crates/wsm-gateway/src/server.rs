@@ -1,0 +1,316 @@
+//! The server: a workspace's side of the connection.
+
+use std::{collections::HashMap, sync::Arc};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    sync::mpsc,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use wsm_core::{
+    ByteStream, Command, Error, ErrorKind, ExitStatus, Process, ProcessEvent, ReadOptions, RemoveOptions, Result,
+    Workspace, WriteOptions,
+};
+
+use crate::{
+    frame::{Channel, Frame, Kind},
+    link::{Allowance, FrameReader, FrameSender, Window, write_frames},
+    message::{End, Hello, Reply, Request, SignalRequest},
+};
+
+/// Serves a workspace over one connection until the other side closes it or it breaks.
+///
+/// Everything that goes on for the connection ends with it: commands are ended with their trees, half-written files are
+/// undone.
+///
+/// # Errors
+///
+/// `unavailable` when the connection broke, `backend` when the other side does not keep to the protocol.
+///
+/// # Cancel safety
+///
+/// Dropping the future ends the connection; what goes on for it is ended, though not awaited.
+pub async fn serve(
+    workspace: Arc<dyn Workspace>,
+    io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+) -> Result<()> {
+    let (reader, writer) = tokio::io::split(io);
+    let (frames, queue) = FrameSender::channel();
+    let tasks = TaskTracker::new();
+    let closing = CancellationToken::new();
+    let _ended = closing.clone().drop_guard();
+    tasks.spawn(write_frames(queue, writer));
+    let hello =
+        Hello { workdir: workspace.info().workdir.clone(), capabilities: workspace.capabilities(), ..Hello::client() };
+    frames.send(Frame::json(Kind::Hello, 0, &hello)?);
+    let connection =
+        Connection { workspace, frames, tasks: tasks.clone(), closing: closing.clone(), streams: Arc::default() };
+    let result = connection.read(FrameReader::new(reader)).await;
+    closing.cancel();
+    drop(connection);
+    tasks.close();
+    tasks.wait().await;
+    result
+}
+
+struct Connection {
+    workspace: Arc<dyn Workspace>,
+    frames: FrameSender,
+    tasks: TaskTracker,
+    closing: CancellationToken,
+    streams: Streams,
+}
+
+type Streams = Arc<Mutex<HashMap<u32, ServerStream>>>;
+
+/// What the reader knows of a stream.
+struct ServerStream {
+    events: mpsc::UnboundedSender<ClientEvent>,
+    window: Window,
+    allowance: Arc<Mutex<Allowance>>,
+    cancelled: CancellationToken,
+}
+
+/// What the client does with an open stream.
+#[derive(Debug)]
+enum ClientEvent {
+    Data(Bytes),
+    Finish,
+    Signal(SignalRequest),
+}
+
+/// What the task of a stream works with.
+struct Task {
+    stream: u32,
+    frames: FrameSender,
+    window: Window,
+    events: mpsc::UnboundedReceiver<ClientEvent>,
+    allowance: Arc<Mutex<Allowance>>,
+}
+
+impl Connection {
+    async fn read(&self, mut reader: FrameReader<impl AsyncRead + Unpin>) -> Result<()> {
+        let hello: Hello = reader.hello().await?.parse()?;
+        hello.check()?;
+        while let Some(frame) = reader.next().await? {
+            self.take(frame)?;
+        }
+        Ok(())
+    }
+
+    fn take(&self, frame: Frame) -> Result<()> {
+        match frame.kind {
+            Kind::Open => return self.open(&frame),
+            Kind::Hello | Kind::Reply | Kind::End => {
+                return Err(Error::new(ErrorKind::Backend, format!("a client does not send {:?}", frame.kind)));
+            }
+            Kind::Data | Kind::Finish | Kind::Credit | Kind::Cancel | Kind::Signal => {}
+        }
+        let streams = self.streams.lock();
+        // A stream that has ended here may still be spoken to by a client that does not know yet.
+        let Some(stream) = streams.get(&frame.stream) else { return Ok(()) };
+        let event = match frame.kind {
+            Kind::Credit => return stream.window.give_back(frame.into_credit()?),
+            Kind::Cancel => {
+                stream.cancelled.cancel();
+                return Ok(());
+            }
+            Kind::Data => {
+                let (_, bytes) = frame.into_data()?;
+                stream.allowance.lock().take(bytes.len())?;
+                ClientEvent::Data(bytes)
+            }
+            Kind::Signal => ClientEvent::Signal(frame.parse()?),
+            Kind::Finish | Kind::Hello | Kind::Open | Kind::Reply | Kind::End => ClientEvent::Finish,
+        };
+        let _ = stream.events.send(event);
+        Ok(())
+    }
+
+    fn open(&self, frame: &Frame) -> Result<()> {
+        let id = frame.stream;
+        let request = match frame.parse() {
+            Ok(request) => request,
+            Err(error) => {
+                // One request that can not be read is that request's trouble.
+                self.frames.send(Frame::json(Kind::Reply, id, &Reply::Failed((&error).into()))?);
+                return Ok(());
+            }
+        };
+        let (sender, events) = mpsc::unbounded_channel();
+        let (window, allowance, cancelled) =
+            (Window::new(), Arc::new(Mutex::new(Allowance::new())), self.closing.child_token());
+        let task = Task {
+            stream: id,
+            frames: self.frames.clone(),
+            window: window.clone(),
+            events,
+            allowance: Arc::clone(&allowance),
+        };
+        let stream = ServerStream { events: sender, window, allowance, cancelled: cancelled.clone() };
+        if self.streams.lock().insert(id, stream).is_some() {
+            return Err(Error::new(ErrorKind::Backend, format!("stream {id} is open already")));
+        }
+        let (workspace, streams) = (Arc::clone(&self.workspace), Arc::clone(&self.streams));
+        self.tasks.spawn(async move {
+            // Dropping the work is what ends a command or undoes a write.
+            let _ = cancelled.run_until_cancelled(task.run(&*workspace, request)).await;
+            streams.lock().remove(&id);
+        });
+        Ok(())
+    }
+}
+
+impl Task {
+    fn reply(&self, reply: &Reply) {
+        self.send(Kind::Reply, reply);
+    }
+
+    fn send(&self, kind: Kind, value: &impl serde::Serialize) {
+        match Frame::json(kind, self.stream, value) {
+            Ok(frame) => self.frames.send(frame),
+            Err(error) => {
+                // A listing that is too long to send is the only answer of any size.
+                if let Ok(frame) = Frame::json(kind, self.stream, &Reply::Failed((&error).into())) {
+                    self.frames.send(frame);
+                }
+            }
+        }
+    }
+
+    async fn run(self, workspace: &dyn Workspace, request: Request) {
+        let result = match request {
+            Request::Spawn(request) => return self.spawn(workspace, request.into()).await,
+            Request::Read { path, offset, length } => {
+                return self.read(workspace, &path, ReadOptions::range(offset, length)).await;
+            }
+            Request::Write { path, mode, create_parents, overwrite } => {
+                let mut options = WriteOptions::default().with_create_parents(create_parents).with_overwrite(overwrite);
+                options.mode = mode;
+                return self.write(workspace, &path, options).await;
+            }
+            Request::Stat { path } => workspace.stat(&path).await.map(|found| Reply::Metadata(found.into())),
+            Request::List { path } => {
+                workspace.list(&path).await.map(|entries| Reply::Entries(entries.into_iter().map(Into::into).collect()))
+            }
+            Request::MakeDir { path } => workspace.make_dir(&path).await.map(|()| Reply::Done),
+            Request::Remove { path, recursive, missing_ok } => {
+                let options = RemoveOptions::default().with_recursive(recursive).with_missing_ok(missing_ok);
+                workspace.remove(&path, options).await.map(|()| Reply::Done)
+            }
+            Request::Rename { from, to } => workspace.rename(&from, &to).await.map(|()| Reply::Done),
+            Request::Ping => Ok(Reply::Done),
+        };
+        self.reply(&result.unwrap_or_else(|error| Reply::Failed((&error).into())));
+    }
+
+    async fn spawn(self, workspace: &dyn Workspace, command: Command) {
+        let Process { mut stdin, mut output, control, .. } = match workspace.spawn(command).await {
+            Ok(process) => process,
+            Err(error) => return self.reply(&Reply::Failed((&error).into())),
+        };
+        self.reply(&Reply::Done);
+        let Self { stream, frames, window, mut events, allowance } = self;
+        let forward = async {
+            while let Some(event) = output.next().await {
+                let (channel, bytes) = match event {
+                    ProcessEvent::Stdout(bytes) => (Channel::Stdout, bytes),
+                    ProcessEvent::Stderr(bytes) => (Channel::Stderr, bytes),
+                    ProcessEvent::End(status) => return status,
+                };
+                if window.send(&frames, stream, channel, &bytes).await.is_err() {
+                    break;
+                }
+            }
+            ExitStatus::Unknown { reason: "the gateway lost sight of the command".to_owned() }
+        };
+        let feed = async {
+            let mut open = true;
+            while let Some(event) = events.recv().await {
+                match event {
+                    ClientEvent::Data(bytes) => {
+                        // What a command does not read is dropped; its end tells what happened.
+                        open = open && stdin.write_all(&bytes).await.is_ok() && stdin.flush().await.is_ok();
+                        allowance.lock().grant(bytes.len());
+                        // At most one frame's worth.
+                        frames.send(Frame::credit(stream, bytes.len() as u32));
+                    }
+                    ClientEvent::Finish => {
+                        open = false;
+                        let _ = stdin.shutdown().await;
+                    }
+                    ClientEvent::Signal(SignalRequest(signal)) => {
+                        if let Err(error) = control.signal(signal).await {
+                            tracing::warn!(%error, "a signal could not be sent");
+                        }
+                    }
+                }
+            }
+            std::future::pending().await
+        };
+        let status = tokio::select! {
+            status = forward => status,
+            () = feed => return,
+        };
+        if let Ok(frame) = Frame::json(Kind::End, stream, &End::Exit(status)) {
+            frames.send(frame);
+        }
+    }
+
+    async fn read(self, workspace: &dyn Workspace, path: &str, options: ReadOptions) {
+        let mut file = match workspace.read(path, options).await {
+            Ok(file) => file,
+            Err(error) => return self.reply(&Reply::Failed((&error).into())),
+        };
+        self.reply(&Reply::Metadata(file.metadata.into()));
+        loop {
+            match file.body.try_next().await {
+                Ok(Some(bytes)) => {
+                    if self.window.send(&self.frames, self.stream, Channel::Body, &bytes).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(None) => return self.frames.send(Frame::new(Kind::Finish, self.stream, Bytes::new())),
+                Err(error) => return self.send(Kind::End, &End::Failed((&error).into())),
+            }
+        }
+    }
+
+    async fn write(mut self, workspace: &dyn Workspace, path: &str, options: WriteOptions) {
+        let (_, nothing) = mpsc::unbounded_channel();
+        let events = std::mem::replace(&mut self.events, nothing);
+        let body = body_of(events, self.frames.clone(), self.stream, Arc::clone(&self.allowance));
+        let written = workspace.write(path, body, options).await;
+        self.reply(&match written {
+            Ok(metadata) => Reply::Metadata(metadata.into()),
+            Err(error) => Reply::Failed((&error).into()),
+        });
+    }
+}
+
+/// The body that a client sends, granting more as it is read.
+fn body_of(
+    events: mpsc::UnboundedReceiver<ClientEvent>,
+    frames: FrameSender,
+    id: u32,
+    allowance: Arc<Mutex<Allowance>>,
+) -> ByteStream {
+    stream::try_unfold((events, frames, allowance), move |(mut events, frames, allowance)| async move {
+        match events.recv().await {
+            Some(ClientEvent::Data(bytes)) => {
+                allowance.lock().grant(bytes.len());
+                // At most one frame's worth.
+                frames.send(Frame::credit(id, bytes.len() as u32));
+                Ok(Some((bytes, (events, frames, allowance))))
+            }
+            Some(ClientEvent::Finish) => Ok(None),
+            Some(ClientEvent::Signal(_)) | None => {
+                Err(Error::new(ErrorKind::Unavailable, "the connection broke before the body's end"))
+            }
+        }
+    })
+    .boxed()
+}

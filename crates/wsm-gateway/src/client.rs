@@ -32,7 +32,7 @@ use wsm_core::{
 use crate::{
     frame::{Channel, Frame, Kind, MAX_DATA},
     link::{Allowance, FrameReader, FrameSender, Window, write_frames},
-    message::{End, Hello, Reply, Request, SignalRequest},
+    message::{End, Hello, Reply, Request, SignalRequest, WireEntry},
 };
 
 /// How long the gateway may take to say hello.
@@ -169,22 +169,7 @@ impl GatewayClient {
     pub(crate) async fn read(&self, path: &str, options: ReadOptions) -> Result<ReadFile> {
         let mut stream = self.open(&Request::read(path, options)).await?;
         let metadata = expect_metadata(stream.reply().await?)?;
-        let body = stream::try_unfold(stream, async |mut stream| match stream.events.recv().await {
-            Some(ServerEvent::Data(_, bytes)) => {
-                stream.taken(bytes.len());
-                Ok(Some((bytes, stream)))
-            }
-            Some(ServerEvent::Finish) => {
-                stream.done();
-                Ok(None)
-            }
-            Some(ServerEvent::End(End::Failed(error))) => {
-                stream.done();
-                Err(error.into())
-            }
-            Some(ServerEvent::End(End::Exit(_)) | ServerEvent::Reply(_)) | None => Err(broken()),
-        });
-        Ok(ReadFile::new(metadata, body.boxed()))
+        Ok(ReadFile::new(metadata, stream.into_body()))
     }
 
     pub(crate) async fn write(&self, path: &str, mut body: ByteStream, options: &WriteOptions) -> Result<Metadata> {
@@ -221,10 +206,15 @@ impl GatewayClient {
     }
 
     pub(crate) async fn list(&self, path: &str) -> Result<Vec<DirEntry>> {
-        match self.call(&Request::List { path: path.to_owned() }).await? {
-            Reply::Entries(entries) => Ok(entries.into_iter().map(Into::into).collect()),
-            other => Err(unexpected(&other)),
-        }
+        let mut stream = self.open(&Request::List { path: path.to_owned() }).await?;
+        expect_done(stream.reply().await?)?;
+        let listing = stream.into_body().try_fold(Vec::new(), async |mut whole, piece| {
+            whole.extend_from_slice(&piece);
+            Ok(whole)
+        });
+        let entries: Vec<WireEntry> = serde_json::from_slice(&listing.await?)
+            .map_err(|error| Error::new(ErrorKind::Backend, "the listing can not be read").with_source(error))?;
+        Ok(entries.into_iter().map(Into::into).collect())
     }
 
     pub(crate) async fn make_dir(&self, path: &str) -> Result<()> {
@@ -408,6 +398,26 @@ impl Stream {
             Some(ServerEvent::Reply(reply)) => Ok(reply),
             Some(ServerEvent::Data(..) | ServerEvent::Finish | ServerEvent::End(_)) | None => Err(broken()),
         }
+    }
+
+    /// The bytes that follow the reply.
+    fn into_body(self) -> ByteStream {
+        stream::try_unfold(self, async |mut stream| match stream.events.recv().await {
+            Some(ServerEvent::Data(_, bytes)) => {
+                stream.taken(bytes.len());
+                Ok(Some((bytes, stream)))
+            }
+            Some(ServerEvent::Finish) => {
+                stream.done();
+                Ok(None)
+            }
+            Some(ServerEvent::End(End::Failed(error))) => {
+                stream.done();
+                Err(error.into())
+            }
+            Some(ServerEvent::End(End::Exit(_)) | ServerEvent::Reply(_)) | None => Err(broken()),
+        })
+        .boxed()
     }
 
     /// Grants as many bytes as were taken.

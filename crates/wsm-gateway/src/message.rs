@@ -128,7 +128,6 @@ pub(crate) enum Reply {
     /// It is done, or has begun.
     Done,
     Metadata(WireMetadata),
-    Entries(Vec<WireEntry>),
     Failed(WireError),
 }
 

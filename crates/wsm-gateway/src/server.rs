@@ -18,7 +18,7 @@ use wsm_core::{
 use crate::{
     frame::{Channel, Frame, Kind},
     link::{Allowance, FrameReader, FrameSender, Window, write_frames},
-    message::{End, Hello, Reply, Request, SignalRequest},
+    message::{End, Hello, Reply, Request, SignalRequest, WireEntry},
 };
 
 /// Serves a workspace over one connection until the other side closes it or it breaks.
@@ -172,12 +172,7 @@ impl Task {
     fn send(&self, kind: Kind, value: &impl serde::Serialize) {
         match Frame::json(kind, self.stream, value) {
             Ok(frame) => self.frames.send(frame),
-            Err(error) => {
-                // A listing that is too long to send is the only answer of any size.
-                if let Ok(frame) = Frame::json(kind, self.stream, &Reply::Failed((&error).into())) {
-                    self.frames.send(frame);
-                }
-            }
+            Err(error) => tracing::error!(%error, "an answer can not be sent"),
         }
     }
 
@@ -193,9 +188,7 @@ impl Task {
                 return self.write(workspace, &path, options).await;
             }
             Request::Stat { path } => workspace.stat(&path).await.map(|found| Reply::Metadata(found.into())),
-            Request::List { path } => {
-                workspace.list(&path).await.map(|entries| Reply::Entries(entries.into_iter().map(Into::into).collect()))
-            }
+            Request::List { path } => return self.list(workspace, &path).await,
             Request::MakeDir { path } => workspace.make_dir(&path).await.map(|()| Reply::Done),
             Request::Remove { path, recursive, missing_ok } => {
                 let options = RemoveOptions::default().with_recursive(recursive).with_missing_ok(missing_ok);
@@ -249,7 +242,7 @@ impl Task {
                     }
                 }
             }
-            std::future::pending().await
+            std::future::pending::<()>().await;
         };
         let status = tokio::select! {
             status = forward => status,
@@ -276,6 +269,23 @@ impl Task {
                 Ok(None) => return self.frames.send(Frame::new(Kind::Finish, self.stream, Bytes::new())),
                 Err(error) => return self.send(Kind::End, &End::Failed((&error).into())),
             }
+        }
+    }
+
+    /// A directory may have more entries than one frame can hold, so they travel as a body.
+    async fn list(self, workspace: &dyn Workspace, path: &str) {
+        let listing = workspace.list(path).await.and_then(|entries| {
+            let entries: Vec<WireEntry> = entries.into_iter().map(Into::into).collect();
+            serde_json::to_vec(&entries)
+                .map_err(|error| Error::new(ErrorKind::Backend, "the listing can not be written").with_source(error))
+        });
+        let listing = match listing {
+            Ok(listing) => listing,
+            Err(error) => return self.reply(&Reply::Failed((&error).into())),
+        };
+        self.reply(&Reply::Done);
+        if self.window.send(&self.frames, self.stream, Channel::Body, &listing).await.is_ok() {
+            self.frames.send(Frame::new(Kind::Finish, self.stream, Bytes::new()));
         }
     }
 

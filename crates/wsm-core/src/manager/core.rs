@@ -182,11 +182,12 @@ impl Core {
         let Some(slot) = self.slots.get(id) else { return Ok(None) };
         let live = slot.live.load();
         let Some(live) = &*live else { return Ok(None) };
+        // Before anything else, so that a stranger leaves no trace: a lease would put off the end of its idle time.
+        self.check_owner(live, Some(user))?;
         if live.needs_check() {
             return Ok(None);
         }
         let Some(lease) = live.lease() else { return Ok(None) };
-        self.check_owner(live, Some(user))?;
         self.hub.hit(id);
         Ok(Some(WorkspaceHandle::leased(lease)))
     }
@@ -262,12 +263,16 @@ impl Core {
         match &mut *state {
             State::Retired => return Ok(Step::LookAgain),
             State::Settling(settled) => return Ok(Step::Settling(settled.clone())),
-            State::Opening(waiters) | State::Checking(_, waiters) => waiters.push(waiter),
+            State::Opening(waiters) => waiters.push(waiter),
+            State::Checking(live, waiters) => {
+                self.check_owner(live, user)?;
+                waiters.push(waiter);
+            }
             State::Live(live) => {
-                if let Some(lease) = live.lease()
-                    && !live.needs_check()
+                self.check_owner(live, user)?;
+                if !live.needs_check()
+                    && let Some(lease) = live.lease()
                 {
-                    self.check_owner(live, user)?;
                     return Ok(Step::Ready(WorkspaceHandle::leased(lease)));
                 }
                 let live = Arc::clone(live);

@@ -23,6 +23,9 @@ use crate::{
     id::WorkspaceId,
 };
 
+/// How often whoever waits for room looks around.
+const LOOK_FOR_ROOM: Duration = Duration::from_millis(50);
+
 /// How a workspace was put away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PutAway {
@@ -132,10 +135,11 @@ impl Core {
             },
         };
         let (report, settled) = Settled::channel();
+        // Counted before anybody can see that it is no longer live.
+        let mut settling = Settling::new(self, slot, Some(epoch), report);
         slot.set(&mut state, State::Settling(settled.clone()));
         drop(state);
 
-        let mut settling = Settling::new(self, slot, Some(epoch), report);
         self.tasks.spawn(async move {
             let Some(epoch) = settling.epoch.clone() else { return };
             let result = settling.core.put_away(&epoch, None).await;
@@ -275,9 +279,9 @@ impl Core {
             State::Vacant => None,
         };
         let (report, settled) = Settled::channel();
+        let mut settling = Settling::new(self, slot, epoch, report);
         slot.set(&mut state, State::Settling(settled.clone()));
         drop(state);
-        let mut settling = Settling::new(self, slot, epoch, report);
         self.tasks.spawn(async move {
             let (core, slot) = (Arc::clone(&settling.core), Arc::clone(&settling.slot));
             let result = core.destroy_now(&slot.id).await;
@@ -318,7 +322,9 @@ impl Core {
     /// `capacity` when every open workspace is in use.
     pub(super) async fn make_room(self: &Arc<Self>) -> Result<Option<OwnedSemaphorePermit>> {
         let Some(room) = &self.room else { return Ok(None) };
+        let mut found_nothing = false;
         loop {
+            let looked_in_vain = std::mem::take(&mut found_nothing);
             if let Ok(place) = Arc::clone(room).try_acquire_owned() {
                 return Ok(Some(place));
             }
@@ -329,11 +335,17 @@ impl Core {
                     let _ = settled.wait().await;
                 }
             } else if self.settling.load(Ordering::Acquire) > 0 {
+                // What is being put away may not make room after all, and what is in use may become idle before.
                 let place = Arc::clone(room).acquire_owned();
-                if let Ok(Ok(place)) = tokio::time::timeout(self.settings.suspend_timeout, place).await {
+                if let Ok(Ok(place)) = tokio::time::timeout(LOOK_FOR_ROOM, place).await {
                     return Ok(Some(place));
                 }
-            } else if !self.buffer.give_up_one() {
+            } else if self.buffer.give_up_one() {
+                // Nobody uses it now, so the next look finds it.
+            } else if !looked_in_vain {
+                // Room may have come, and moved on, behind the back of one look.
+                found_nothing = true;
+            } else {
                 let max = self.settings.max_workspaces.unwrap_or_default();
                 let message = format!("all {max} workspaces are in use (`max_workspaces`): try again later");
                 return Err(Error::new(ErrorKind::Capacity, message).with_retry(Retry::After(Duration::from_secs(1))));

@@ -12,6 +12,7 @@ use tokio::{
 
 use super::{
     CloseOptions,
+    clock::deadline,
     core::Core,
     epoch::Epoch,
     slot::{Doubt, Settled, Slot, State},
@@ -203,7 +204,7 @@ impl Core {
         reason: EvictReason,
     ) -> Result<bool> {
         let CloseOptions { wait, force } = options;
-        let deadline = Instant::now() + wait;
+        let deadline = deadline(wait);
         loop {
             let Some(slot) = self.find_slot(id) else { return Ok(false) };
             let late = Instant::now() >= deadline;

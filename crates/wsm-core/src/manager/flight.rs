@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     backend::{Cause, FOREIGN_OWNER, OpenRequest, Opened, Outcome, Placement},
-    coordinate::{Entered, Release},
+    coordinate::{CoordinatorLock, Entered, Release},
     error::{Error, ErrorKind, Result},
     event::{EventKind, EvictReason},
     exec_files::ExecFiles,
@@ -94,13 +94,7 @@ impl Core {
         let doubt = Doubt { epoch: plan.former.clone(), untold: plan.untold.clone() };
         let mut landing = Landing::of(self, slot, State::Doubtful(doubt));
         let started = Instant::now();
-        let result = tokio::select! {
-            biased;
-            () = self.abort.cancelled() => {
-                Err(Error::new(ErrorKind::ShuttingDown, "the shutdown came before the workspace was open").into())
-            }
-            result = self.open(slot, &mut plan) => result,
-        };
+        let result = self.open(slot, &mut plan).await;
         landing.fallback = None;
         match result {
             Ok(epoch) => {
@@ -150,20 +144,36 @@ impl Core {
         }
     }
 
+    /// Runs a part of an opening, and breaks it off when a shutdown can wait no longer.
+    async fn unless_aborted<T>(&self, part: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            biased;
+            () = self.abort.cancelled() => {
+                Err(Error::new(ErrorKind::ShuttingDown, "the shutdown came before the workspace was open"))
+            }
+            result = part => result,
+        }
+    }
+
+    /// Gives the lock of an id back. Bounded, like all that a flight waits for.
+    async fn release(&self, lock: Box<dyn CoordinatorLock>, how: Release) -> Result<()> {
+        self.within(self.settings.open_timeout, "release", lock.release(how)).await
+    }
+
     async fn open(self: &Arc<Self>, slot: &Slot, plan: &mut FlightPlan) -> Result<Arc<Epoch>, Failure> {
         let place = |error: Error| self.place(error, "open").with_workspace(&slot.id);
         if plan.room.is_none() {
-            plan.room = self.make_room().await.map_err(place)?;
+            plan.room = self.unless_aborted(self.make_room()).await.map_err(place)?;
         }
-        let _permit = self
-            .provisioning
-            .acquire()
-            .await
-            .map_err(|_| place(Error::new(ErrorKind::ShuttingDown, "the workspace manager is shutting down")))?;
+        let permit = async {
+            let shut = |_| Error::new(ErrorKind::ShuttingDown, "the workspace manager is shutting down");
+            self.provisioning.acquire().await.map_err(shut)
+        };
+        let _permit = self.unless_aborted(permit).await.map_err(place)?;
         let inner = self.backend.capabilities();
         let enter = self.coordinator.enter(&slot.id, inner.node_bound);
-        let Entered { lock, checkpoint, valid_for } =
-            self.within(self.settings.open_timeout, "enter", enter).await.map_err(place)?;
+        let enter = self.within(self.settings.open_timeout, "enter", enter);
+        let Entered { lock, checkpoint, valid_for } = self.unless_aborted(enter).await.map_err(place)?;
         self.note_validity(valid_for);
 
         let mut request = OpenRequest::new(slot.id.clone())
@@ -179,11 +189,12 @@ impl Core {
             }
             self.backend.open(request).await
         };
-        let opened = match self.within(self.settings.open_timeout, "open", opened).await {
+        let opened = self.within(self.settings.open_timeout, "open", opened);
+        let opened = match self.unless_aborted(opened).await {
             Ok(opened) => opened,
             Err(error) => {
                 // Nothing is held here, so the next replica may try at once.
-                if let Err(error) = lock.release(Release::Vacate(checkpoint)).await {
+                if let Err(error) = self.release(lock, Release::Vacate(checkpoint)).await {
                     self.hub.failed(&slot.id, "release", &error);
                 }
                 return Err(place(error).into());
@@ -215,8 +226,8 @@ impl Core {
         };
         let bare: Arc<dyn ManagedWorkspace> = Arc::new(CapabilityGuard::new(workspace, inner));
         let info = OpenedInfo::new(slot.id.clone(), outcome.clone(), generation);
-        let wrapped = self.within(self.settings.open_timeout, "wrap", self.wrap(Arc::clone(&bare), &info)).await;
-        let managed = match wrapped {
+        let wrapped = self.within(self.settings.open_timeout, "wrap", self.wrap(Arc::clone(&bare), &info));
+        let managed = match self.unless_aborted(wrapped).await {
             Ok(managed) => managed,
             Err(error) => {
                 let epoch = epoch_of(bare, None);
@@ -231,7 +242,7 @@ impl Core {
                 return Err(Failure { error: place(error), untold: Some(outcome), epoch: left });
             }
         };
-        if let Err(error) = lock.release(Release::Hold).await {
+        if let Err(error) = self.release(lock, Release::Hold).await {
             // Another replica may hold the workspace now, so this one must not touch it.
             return Err(Failure { error: place(error), untold: Some(outcome), epoch: None });
         }

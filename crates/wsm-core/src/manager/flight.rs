@@ -11,7 +11,7 @@ use super::{
     slot::{Doubt, Reply, Slot, State, Waiter},
 };
 use crate::{
-    backend::{Cause, FOREIGN_OWNER, OpenRequest, Opened, Outcome, Placement},
+    backend::{Cause, FOREIGN_OWNER, OpenRequest, Opened, Outcome, OutcomeKind, Placement},
     coordinate::{CoordinatorLock, Entered, Release},
     error::{Error, ErrorKind, Result},
     event::{EventKind, EvictReason},
@@ -27,10 +27,8 @@ use crate::{
 pub(super) struct FlightPlan {
     pub(super) owner: Option<UserId>,
     pub(super) placement: Option<Placement>,
-    /// How an earlier opening ended that nobody was told.
+    /// How an earlier opening ended that nobody was told, and why the former epoch died if it did.
     pub(super) untold: Option<Outcome>,
-    /// Why the former epoch died, if one did.
-    pub(super) cause: Option<Cause>,
     /// A closed epoch that may still run. If the flight fails, it remains to be put away.
     pub(super) former: Option<Arc<Epoch>>,
     /// The place under `max_workspaces`: the former epoch's, until the flight has its own.
@@ -131,8 +129,9 @@ impl Core {
                 State::Opening(waiters) => std::mem::take(waiters),
                 _ => Vec::new(),
             };
-            if untold.is_some() || epoch.is_some() {
-                slot.set(&mut state, State::Doubtful(Doubt { epoch, untold }));
+            let doubt = Doubt { epoch, untold };
+            if doubt.epoch.is_some() || doubt.untold.is_some() {
+                slot.set(&mut state, State::Doubtful(doubt));
             } else {
                 self.retire(slot, &mut state);
             }
@@ -203,13 +202,10 @@ impl Core {
 
         let Opened { workspace, outcome, idle_stop } = opened;
         self.note_validity(idle_stop);
-        let mut outcome = match plan.untold.take() {
+        let outcome = match plan.untold.take() {
             Some(untold) => outcome.after(untold),
             None => outcome,
         };
-        if outcome.cause.is_none() {
-            outcome.cause = plan.cause;
-        }
         let generation = workspace.info().generation;
         let number = self.openings.fetch_add(1, Ordering::Relaxed) + 1;
         let owner = plan.owner.clone();
@@ -282,7 +278,9 @@ impl Core {
             }
             Ok(Verdict::Dead(cause)) => {
                 self.hub.send(&slot.id, EventKind::Died { cause });
-                self.reopen(slot, &epoch, FlightPlan { cause: Some(cause), ..plan }).await;
+                // The kind that says nothing, for the cause alone.
+                let died = Outcome::new(OutcomeKind::Reattached).with_cause(cause);
+                self.reopen(slot, &epoch, FlightPlan { untold: Some(died), ..plan }).await;
             }
             Ok(Verdict::Lost) => {
                 let detached = epoch.managed.detach();

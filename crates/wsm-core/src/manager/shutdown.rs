@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
-use super::{CloseOptions, CloseReport, clock::deadline, core::Core};
+use super::{CloseOptions, CloseReport, clock::deadline, core::Core, slot::State};
 use crate::{
     error::{Error, ErrorKind},
     event::EvictReason,
@@ -62,6 +62,9 @@ impl Core {
         report.closed += second.closed;
         report.failed = second.failed;
         for slot in self.roster.all() {
+            if matches!(&*slot.lock(), State::Doubtful(doubt) if doubt.is_news_only()) {
+                continue;
+            }
             if !report.failed.iter().any(|(id, _)| *id == slot.id) {
                 let error = Error::new(ErrorKind::Timeout, "not put away before the deadline of the shutdown");
                 report.failed.push((slot.id.clone(), error));

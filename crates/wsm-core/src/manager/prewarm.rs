@@ -20,6 +20,9 @@ use crate::{
 /// How long the buffer waits after a failure, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
+/// How often the buffer looks whether there is room under `max_workspaces` again.
+const LOOK_FOR_ROOM: Duration = Duration::from_secs(1);
+
 /// Ready workspaces. The handles are leases, so nothing in the buffer is put away.
 #[derive(Debug, Default)]
 pub(super) struct Buffer {
@@ -38,7 +41,7 @@ impl Buffer {
 
     /// Lets one workspace go so that somebody who asks by id finds room. Says whether there was one.
     pub(super) fn give_up_one(&self) -> bool {
-        self.ready.lock().pop_front().is_some()
+        self.take().is_some()
     }
 
     /// Lets all go.
@@ -66,24 +69,29 @@ impl Core {
                 {
                     creating.push(core.prewarm_one());
                 }
+                let wants_room = !core.has_spare_room() && core.buffer.len() + creating.len() < prewarm.size;
                 tokio::select! {
-                    () = core.stop.cancelled() => return,
+                    () = core.stop.cancelled() => break,
                     () = core.buffer.taken.notified() => {}
+                    // Users come first, so that the buffer takes what stays free, and does not queue for it.
+                    () = tokio::time::sleep(LOOK_FOR_ROOM), if wants_room => {}
                     Some(made) = creating.next() => match made {
                         Ok(handle) => {
                             core.buffer.ready.lock().push_back(handle);
                             backoff = BACKOFF.0;
                         }
-                        Err(error) if error.kind() == ErrorKind::ShuttingDown => return,
+                        Err(error) if error.kind() == ErrorKind::ShuttingDown => break,
                         Err(_) => {
                             tokio::select! {
-                                () = core.stop.cancelled() => return,
+                                () = core.stop.cancelled() => break,
                                 () = tokio::time::sleep(backoff) => backoff = (backoff * 2).min(BACKOFF.1),
                             }
                         }
                     },
                 }
             }
+            // What came after the shutdown had emptied it.
+            core.buffer.clear();
         });
     }
 

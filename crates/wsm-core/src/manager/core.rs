@@ -184,7 +184,7 @@ impl Core {
         let Some(live) = &*live else { return Ok(None) };
         // Before anything else, so that a stranger leaves no trace: a lease would put off the end of its idle time.
         self.check_owner(live, Some(user))?;
-        if live.needs_check() {
+        if live.owner.is_none() || live.needs_check() {
             return Ok(None);
         }
         let Some(lease) = live.lease() else { return Ok(None) };
@@ -270,6 +270,11 @@ impl Core {
             }
             State::Live(live) => {
                 self.check_owner(live, user)?;
+                if live.owner.is_none() && user.is_some() {
+                    let live = Arc::clone(live);
+                    self.give_an_owner(slot, &mut state, live, waiter, plan());
+                    return Ok(Step::Wait(wait));
+                }
                 if !live.needs_check()
                     && let Some(lease) = live.lease()
                 {
@@ -341,6 +346,11 @@ pub(super) fn foreign_owner(id: &WorkspaceId) -> Error {
 /// Gives every waiter its reply, made of a lease of its own.
 pub(super) fn answer(core: &Core, waiters: Vec<Waiter>, epoch: &Arc<Epoch>) {
     for Waiter { user, reply } in waiters {
+        if epoch.owner.is_none() && user.is_some() {
+            // Opened for nobody: whoever is somebody comes in by making it their own.
+            let _ = reply.send(Reply::AskAgain);
+            continue;
+        }
         let result = core.check_owner(epoch, user.as_ref()).and_then(|()| {
             let lease = epoch.lease().ok_or_else(|| {
                 Error::new(ErrorKind::Gone, "the workspace was closed while it was opened").with_workspace(epoch.id())

@@ -9,8 +9,9 @@ use tokio::sync::Notify;
 use super::{
     WorkspaceHandle,
     core::Core,
+    epoch::Epoch,
     flight::FlightPlan,
-    slot::{Reply, State, Waiter},
+    slot::{Reply, Slot, State, Waiter},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -124,25 +125,35 @@ impl Core {
         let wait = {
             let slot = self.find_slot(ready.id()).ok_or_else(interrupted)?;
             let mut state = slot.lock();
-            let State::Live(epoch) = &*state else { return Err(interrupted()) };
-            let epoch = Arc::clone(epoch);
-            epoch.close();
-            let (reply, wait) = tokio::sync::oneshot::channel();
-            slot.set(&mut state, State::Opening(vec![Waiter { user: Some(user.clone()), reply }]));
-            let plan = FlightPlan {
-                owner: Some(user.clone()),
-                untold: Some(epoch.opening.outcome.clone()),
-                room: epoch.take_room(),
-                former: Some(epoch),
-                ..FlightPlan::default()
+            // Exactly what was in the buffer: somebody may have closed it, and opened it by its id since.
+            let epoch = match &*state {
+                State::Live(epoch) if ready.is_of(epoch) => Arc::clone(epoch),
+                _ => return Err(interrupted()),
             };
-            self.spawn_opening(&slot, plan);
+            let (reply, wait) = tokio::sync::oneshot::channel();
+            let plan = FlightPlan { owner: Some(user.clone()), ..FlightPlan::default() };
+            self.give_an_owner(&slot, &mut state, epoch, Waiter { user: Some(user.clone()), reply }, plan);
             wait
         };
         match wait.await {
             Ok(Reply::Done(result)) => result,
             Ok(Reply::AskAgain) | Err(_) => Err(interrupted()),
         }
+    }
+
+    /// Opens what nobody owns, and so nobody but the buffer uses, once more in the name of the first who asks for it.
+    pub(super) fn give_an_owner(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        state: &mut State,
+        epoch: Arc<Epoch>,
+        waiter: Waiter,
+        plan: FlightPlan,
+    ) {
+        epoch.close();
+        slot.set(state, State::Opening(vec![waiter]));
+        let (untold, room) = (Some(epoch.opening.outcome.clone()), epoch.take_room());
+        self.spawn_opening(slot, FlightPlan { untold, room, former: Some(epoch), ..plan });
     }
 }
 

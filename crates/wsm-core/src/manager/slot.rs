@@ -84,7 +84,7 @@ pub(super) struct Waiter {
 pub(super) enum Reply {
     /// The result.
     Done(Result<WorkspaceHandle>),
-    /// The flight failed for a reason that is another waiter's: ask again.
+    /// The flight was another waiter's, and how it ended does not hold for this one: ask again.
     AskAgain,
 }
 

@@ -171,6 +171,10 @@ impl ManagedWorkspace for LocalWorkspace {
         }
         // An opening of the same id waits for the end of this one.
         let _turn = self.registry.turn(self.live.id()).await;
+        if !self.registry.holds(&self.live) {
+            // It has ended already, and what runs there now is of a later opening.
+            return Ok(None);
+        }
         self.live.end().await?;
         self.registry.remove(&self.live);
         Ok(None)

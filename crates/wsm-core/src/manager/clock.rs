@@ -24,16 +24,11 @@ impl Clock {
     pub(super) fn now(&self) -> u64 {
         nanos(self.base.elapsed())
     }
+}
 
-    /// The point in time this long from now.
-    pub(super) fn after(&self, duration: Duration) -> u64 {
-        self.now().saturating_add(nanos(duration))
-    }
-
-    /// The point in time this long from now, or never.
-    pub(super) fn after_if(&self, duration: Option<Duration>) -> u64 {
-        duration.map_or(NEVER, |duration| self.after(duration))
-    }
+/// The point in time this long after `since`, or never.
+pub(super) fn until(since: u64, duration: Option<Duration>) -> u64 {
+    duration.map_or(NEVER, |duration| since.saturating_add(nanos(duration)))
 }
 
 /// The point in time this long from now, or one that nobody lives to see.

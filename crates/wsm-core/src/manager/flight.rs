@@ -6,6 +6,7 @@ use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use super::{
     Opening,
+    clock::until,
     core::{Core, answer},
     epoch::{Epoch, EpochParts},
     slot::{Doubt, Reply, Slot, State, Waiter},
@@ -170,6 +171,8 @@ impl Core {
         };
         let _permit = self.unless_aborted(permit).await.map_err(place)?;
         let inner = self.backend.capabilities();
+        // A validity counts from before it was asked for, since all that follows may take long.
+        let entered = self.clock.now();
         let enter = self.coordinator.enter(&slot.id, inner.node_bound);
         let enter = self.within(self.settings.open_timeout, "enter", enter);
         let Entered { lock, checkpoint, valid_for } = self.unless_aborted(enter).await.map_err(place)?;
@@ -188,6 +191,7 @@ impl Core {
             }
             self.backend.open(request).await
         };
+        let begun = self.clock.now();
         let opened = self.within(self.settings.open_timeout, "open", opened);
         let opened = match self.unless_aborted(opened).await {
             Ok(opened) => opened,
@@ -215,7 +219,8 @@ impl Core {
                 owner: owner.clone(),
                 opening: Opening::new(outcome.clone(), generation, number),
                 idle_stop,
-                held_for: valid_for,
+                running_until: until(begun, idle_stop),
+                held_until: until(entered, valid_for),
                 managed,
                 room,
             })
@@ -323,16 +328,17 @@ impl Core {
     async fn verdict(&self, epoch: &Epoch) -> Result<Verdict> {
         let limit = self.settings.health_timeout;
         if !epoch.is_held() {
-            let id = epoch.id().clone();
+            let (id, asked) = (epoch.id().clone(), self.clock.now());
             let renewed = self.within(limit, "renew", self.coordinator.renew(std::slice::from_ref(&id))).await?;
             if renewed.lost.contains(&id) {
                 return Ok(Verdict::Lost);
             }
-            epoch.held_for(renewed.valid_for);
+            epoch.held_for(asked, renewed.valid_for);
         }
+        let asked = self.clock.now();
         match self.within(limit, "health", epoch.managed.health()).await {
             Ok(Health::Alive(idle_stop)) => {
-                epoch.runs_for(idle_stop);
+                epoch.runs_for(asked, idle_stop);
                 epoch.clear_suspicion();
                 Ok(Verdict::Alive)
             }

@@ -170,3 +170,22 @@ async fn a_coordinator_that_does_not_answer_keeps_no_caller_for_ever() {
     };
     tokio::time::timeout(Duration::from_secs(7200), work).await.expect("all come to an end");
 }
+
+/// A row expires while its replica waits for the engine, or for the answer to its renewal: what counts is when the
+/// replica asked.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_expired_while_its_replica_waited_is_asked_for_again() {
+    let (engine, table) = (MemoryEngine::new(), Arc::new(Table::default()));
+    let manager = replica(&engine, &table, 1);
+    engine.plant(Fault::once(Operation::Open, Effect::Delay(Duration::from_secs(63))));
+    let opening = beside({
+        let manager = manager.clone();
+        async move { get(&manager, "w").await }
+    });
+    sleep(Duration::from_secs(40)).await;
+    table.holders.lock().insert(id("w"), vec![2]);
+    drop(opening.await.unwrap().unwrap());
+    let handle = get(&manager, "w").await.unwrap();
+    assert_eq!(engine.opens(), 2, "it was not its own any more");
+    assert!(handle.exec(Command::new("true")).await.unwrap().status.success());
+}

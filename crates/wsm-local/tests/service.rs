@@ -88,3 +88,56 @@ async fn has_no_streams() {
     assert_eq!(fixture.sh("cat; echo here").await, "here");
     assert_eq!(fixture.exec(Command::new("cat").with_stdin("given")).await.stdout.to_text(), "given");
 }
+
+#[test]
+fn a_runtime_that_ends_leaves_neither_a_process_nor_a_zombie() {
+    start_service_with("exec", "ends_its_runtime");
+}
+
+#[test]
+fn ends_its_runtime() {
+    if std::env::var_os(BASEDIR).is_none() {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (_fixture, _process) = runtime.block_on(async {
+        let fixture = Fixture::new().await;
+        let process = fixture.workspace.spawn(Command::from_argv(["sleep", "600"])).await.unwrap();
+        assert_eq!(children(), 1);
+        (fixture, process)
+    });
+    drop(runtime);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(wait_until("nothing is left of it", || children() == 0));
+}
+
+/// How many children this process has, zombies among them.
+fn children() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let children = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+    tasks.map(|task| children(task.unwrap()).split_whitespace().count()).sum()
+}
+
+#[test]
+fn a_command_that_ended_holds_nothing_but_the_output_of_its_children() {
+    start_service_with("exec", "has_commands_in_the_background");
+}
+
+#[tokio::test]
+async fn has_commands_in_the_background() {
+    if std::env::var_os(BASEDIR).is_none() {
+        return;
+    }
+    let fixture = Fixture::new().await;
+    for _ in 0..5 {
+        fixture.sh("sleep 600 &").await;
+    }
+    let pidfds = || {
+        let files = std::fs::read_dir("/proc/self/fd")
+            .unwrap()
+            .filter_map(|file| std::fs::read_link(file.unwrap().path()).ok());
+        files.filter(|file| file.to_string_lossy().contains("pidfd")).count()
+    };
+    wait_until("no ended command is watched", || pidfds() == 0).await;
+    fixture.workspace.suspend().await.unwrap();
+}

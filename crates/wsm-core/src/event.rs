@@ -97,7 +97,8 @@ pub enum EvictReason {
     Abandoned,
 }
 
-/// Hears what happens, at once and on the thread where it happens: it must not block.
+/// Hears what happens, at once and on the thread where it happens: it must not block. A panic in it is logged, and
+/// changes nothing else.
 pub trait EventListener: fmt::Debug + Send + Sync + 'static {
     /// A step in a workspace's life.
     fn event(&self, event: &Event);

@@ -228,11 +228,23 @@ fn parse_metadata(line: &str) -> Result<Metadata> {
         _ => FileKind::Other,
     };
     let size = size.parse().map_err(|_| malformed())?;
-    let modified = modified.parse().map_err(|_| malformed())?;
+    let modified = after_epoch(modified.parse().map_err(|_| malformed())?);
     let mode = u32::from_str_radix(mode, 8).map_err(|_| malformed())?;
-    Ok(Metadata::new(kind, if kind == FileKind::File { size } else { 0 })
-        .with_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(modified))
-        .with_mode(mode))
+    let metadata = Metadata::new(kind, if kind == FileKind::File { size } else { 0 }).with_mode(mode);
+    Ok(match modified {
+        Some(modified) => metadata.with_modified(modified),
+        None => metadata,
+    })
+}
+
+/// None for a time that the standard library can not hold.
+fn after_epoch(seconds: i64) -> Option<SystemTime> {
+    let distance = Duration::from_secs(seconds.unsigned_abs());
+    if seconds < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(distance)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(distance)
+    }
 }
 
 fn parse_listing(listing: &[u8]) -> Result<Vec<DirEntry>> {
@@ -449,6 +461,24 @@ mod tests {
         fn whatever_a_command_prints_is_read_or_refused(listing in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
             let _ = parse_listing(&listing);
             let _ = parse_metadata(&String::from_utf8_lossy(&listing));
+        }
+    }
+
+    /// Who works in the workspace can set any time, and can put another `stat` in the place of the real one.
+    #[test]
+    fn a_time_that_nobody_can_tell_hides_neither_the_file_nor_its_neighbours() {
+        let epoch = SystemTime::UNIX_EPOCH;
+        for (seconds, modified) in [
+            ("10", Some(epoch + Duration::from_secs(10))),
+            ("-1", Some(epoch - Duration::from_secs(1))),
+            ("-9223372036854775808", epoch.checked_sub(Duration::from_secs(1 << 63))),
+            ("9223372036854775807", epoch.checked_add(Duration::from_secs(i64::MAX as u64))),
+        ] {
+            let metadata = parse_metadata(&format!("regular file|3|{seconds}|644\n")).unwrap();
+            assert_eq!((metadata.size, metadata.modified), (3, modified), "{seconds}");
+        }
+        for line in ["regular file|3|18446744073709551615|644", "regular file|3|x|644", "regular file|3|1", ""] {
+            assert!(parse_metadata(line).is_err(), "{line}");
         }
     }
 

@@ -23,7 +23,7 @@ use crate::{
     error,
     index::{self, Arrival, Index, Record, Settled, Wanted},
     live::{self, Live},
-    process::{Environment, Instance, Launcher, Marked},
+    process::{Environment, Instance, Launcher, Marked, keep_ends_of_children},
     registry::Registry,
     workspace::LocalWorkspace,
 };
@@ -68,6 +68,7 @@ impl LocalBackend {
         let prepare = || {
             let config = self.config.clone();
             blocking(move || {
+                keep_ends_of_children();
                 let base = Base::prepare(&config.basedir)?;
                 let instance = Instance::new(base.identity())
                     .map_err(|cause| error::io("this process could not be found in `/proc`", cause))?;

@@ -72,18 +72,24 @@ impl Live {
         self.host.closing.is_cancelled()
     }
 
-    /// What a command needs to start here. The token keeps the workspace from counting as put away before the command is
-    /// followed by a task.
+    /// Keeps the workspace from counting as put away for as long as the token lives.
     ///
     /// # Errors
     ///
     /// `gone` after it was put away.
-    pub(crate) fn host(&self) -> Result<(Host, TaskTrackerToken)> {
+    pub(crate) fn token(&self) -> Result<TaskTrackerToken> {
         // First the token, then the look: whoever ends the workspace does it the other way round.
         let token = self.host.tasks.token();
-        if self.is_over() {
-            return Err(error::gone());
-        }
+        if self.is_over() { Err(error::gone()) } else { Ok(token) }
+    }
+
+    /// What a command needs to start here. The token is for the time before the command is followed by a task.
+    ///
+    /// # Errors
+    ///
+    /// As for [`token`](Self::token).
+    pub(crate) fn host(&self) -> Result<(Host, TaskTrackerToken)> {
+        let token = self.token()?;
         self.has_run.store(true, Ordering::Relaxed);
         Ok((self.host.clone(), token))
     }

@@ -28,6 +28,11 @@ impl Registry {
         self.live.lock().insert(live.id().clone(), live);
     }
 
+    /// Whether exactly this opening is there, and not none or a later one of the same id.
+    pub(crate) fn holds(&self, live: &Arc<Live>) -> bool {
+        self.live.lock().get(live.id()).is_some_and(|current| Arc::ptr_eq(current, live))
+    }
+
     /// Forgets exactly this opening, not a later one of the same id.
     pub(crate) fn remove(&self, live: &Arc<Live>) {
         let mut open = self.live.lock();

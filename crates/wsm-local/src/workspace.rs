@@ -53,11 +53,20 @@ impl LocalWorkspace {
         self.live.launcher().start(Launch { command, stdin, directory, host, _token, deadline }).await
     }
 
-    /// Does something with the files of the workspace, on a thread that may block.
-    async fn with_root<T: Send + 'static>(&self, work: impl FnOnce(&Root) -> Result<T> + Send + 'static) -> Result<T> {
+    /// Does something that puts the workspace off from counting as put away, on a thread that may block.
+    async fn with_live<T: Send + 'static>(&self, work: impl FnOnce(&Live) -> Result<T> + Send + 'static) -> Result<T> {
         self.check()?;
-        let live = Arc::clone(&self.live);
-        blocking(move || work(&open_root(&live)?)).await
+        let (live, token) = (Arc::clone(&self.live), self.live.token()?);
+        blocking(move || {
+            let _token = token;
+            work(&live)
+        })
+        .await
+    }
+
+    /// Does something with the files of the workspace.
+    async fn with_root<T: Send + 'static>(&self, work: impl FnOnce(&Root) -> Result<T> + Send + 'static) -> Result<T> {
+        self.with_live(move |live| work(&open_root(live)?)).await
     }
 }
 
@@ -122,7 +131,8 @@ impl Workspace for LocalWorkspace {
                 .await?;
             }
         }
-        blocking(move || {
+        // The body may have taken long: what was put away meanwhile is not changed any more.
+        self.with_live(move |_| {
             pieces.iter().try_for_each(|piece| draft.append(piece))?;
             draft.commit()
         })
@@ -171,6 +181,10 @@ impl ManagedWorkspace for LocalWorkspace {
         }
         // An opening of the same id waits for the end of this one.
         let _turn = self.registry.turn(self.live.id()).await;
+        if !self.registry.holds(&self.live) {
+            // It has ended already, and what runs there now is of a later opening.
+            return Ok(None);
+        }
         self.live.end().await?;
         self.registry.remove(&self.live);
         Ok(None)

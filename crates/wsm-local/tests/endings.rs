@@ -9,7 +9,7 @@ use futures::StreamExt;
 use support::*;
 use test_log::test;
 use tokio::time::Instant;
-use wsm_core::{Backend, Command, ErrorKind, ExitStatus, ProcessEvent};
+use wsm_core::{Backend, Command, ErrorKind, ExitStatus, ProcessEvent, WorkspaceExt};
 
 /// Children that try to get away, each of which writes its process number to `pid`.
 const ESCAPES: [(&str, &str); 6] = [
@@ -173,4 +173,19 @@ async fn nothing_starts_after_suspend() {
     ] {
         assert_eq!(error.kind(), ErrorKind::Gone);
     }
+}
+
+#[test(tokio::test)]
+async fn suspending_an_old_object_again_leaves_the_new_opening_alone() {
+    let fixture = Fixture::new().await;
+    fixture.sh("true").await;
+    fixture.workspace.suspend().await.unwrap();
+    let again = open(&fixture.backend, "w").await.workspace;
+    again.sh("sleep 600 >/dev/null 2>&1 & echo $! > pid").await.unwrap();
+    let pid = fixture.pid_in("pid").await;
+    fixture.workspace.suspend().await.unwrap();
+    assert!(is_alive(pid), "it belongs to the new opening");
+    assert!(again.exec(Command::new("true")).await.unwrap().status.success());
+    again.suspend().await.unwrap();
+    assert!(!is_alive(pid));
 }

@@ -1,9 +1,9 @@
 //! Opening, finding, suspending and destroying.
 
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use wsm_core::{
-    Command, ErrorKind, FoundState, Health, IsolationPolicy, ManagedWorkspace, OpenRequest, OutcomeKind, Placement,
-    ReadOptions, Scope, WorkspaceId,
+    Command, ErrorKind, ExitStatus, FoundState, Health, IsolationPolicy, ManagedWorkspace, OpenRequest, OutcomeKind,
+    Placement, ReadOptions, Scope, WorkspaceId, WriteOptions,
 };
 
 use crate::{
@@ -26,6 +26,8 @@ cases! {
     B10 open_find_and_destroy_work_from_the_id_alone [Files];
     M1 suspend_is_idempotent_and_calls_are_gone_afterwards [];
     M1 suspend_ends_what_runs_in_the_background [Background Shell Files];
+    M1 suspending_again_leaves_a_later_opening_alone [Shell Files];
+    M1 a_write_under_way_at_suspend_changes_nothing_afterwards [Files];
     M2 detach_leaves_the_workspace_for_others [Files];
     M3 a_live_workspace_is_alive [];
     M3 a_destroyed_workspace_is_not_alive [];
@@ -245,6 +247,53 @@ async fn suspend_ends_what_runs_in_the_background(context: Context) {
     assert_eq!(workspace.stat("beats").await.expect("it is there").size, before, "it still beats");
 }
 
+async fn suspending_again_leaves_a_later_opening_alone(context: Context) {
+    let id = context.id();
+    let earlier = context.open(&id).await.workspace;
+    sh(&earlier, "true").await;
+    earlier.suspend().await.expect("it can be suspended");
+    let later = context.open(&id).await.workspace;
+    let command = Command::shell("echo > started; sleep 2; echo whole");
+    let running = later.exec(command);
+    let disturbing = async {
+        crate::context::eventually("it runs", async || later.stat("started").await.is_ok()).await;
+        earlier.suspend().await.expect("it is suspended already");
+    };
+    let (result, ()) = tokio::join!(running, disturbing);
+    let result = result.expect("it runs");
+    assert_eq!((result.status, result.stdout.to_text().as_str()), (ExitStatus::Exited { code: 0 }, "whole\n"));
+}
+
+async fn a_write_under_way_at_suspend_changes_nothing_afterwards(context: Context) {
+    let id = context.id();
+    let workspace = context.open(&id).await.workspace;
+    write(&workspace, "f", "before").await;
+    let (begun, suspended) = (tokio::sync::Notify::new(), std::sync::Arc::new(tokio::sync::Notify::new()));
+    let body = {
+        let suspended = std::sync::Arc::clone(&suspended);
+        futures::stream::once(async { Ok("af".into()) })
+            .chain(futures::stream::once(async move {
+                suspended.notified().await;
+                Ok("ter".into())
+            }))
+            .boxed()
+    };
+    let writing = async {
+        begun.notify_one();
+        workspace.write("f", body, WriteOptions::default()).await
+    };
+    let suspending = async {
+        begun.notified().await;
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        workspace.suspend().await.expect("it can be suspended");
+        suspended.notify_one();
+    };
+    let (written, ()) = tokio::join!(writing, suspending);
+    let error = written.expect_err("it was put away before the end of the body");
+    assert_eq!(error.kind(), ErrorKind::Gone, "{error:?}");
+    assert_eq!(text(&context.open(&id).await.workspace, "f").await, "before");
+}
+
 async fn detach_leaves_the_workspace_for_others(context: Context) {
     let id = context.id();
     let mine = context.open(&id).await.workspace;
@@ -276,9 +325,10 @@ async fn a_destroyed_workspace_is_not_alive(context: Context) {
 }
 
 async fn keep_alive_is_answered(context: Context) {
-    let workspace = context.workspace().await;
+    let opened = context.open(&context.id()).await;
     let asked = std::time::Duration::from_secs(30);
-    if let Some(put_off) = workspace.keep_alive(asked).await.expect("it can be asked") {
-        assert!(put_off >= asked, "{put_off:?}");
+    match opened.workspace.keep_alive(asked).await.expect("it can be asked") {
+        Some(put_off) => assert!(put_off >= asked, "{put_off:?}"),
+        None => assert_eq!(opened.idle_stop, None, "it stops by itself, and nothing puts that off"),
     }
 }

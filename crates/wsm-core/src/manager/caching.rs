@@ -220,6 +220,7 @@ fn describe(slot: &super::slot::Slot) -> Option<CachedWorkspace> {
     let state = slot.lock();
     let (cached_state, epoch) = match &*state {
         State::Vacant | State::Retired => return None,
+        State::Doubtful(doubt) if doubt.is_news_only() => return None,
         State::Opening(_) => (CachedState::Opening, None),
         State::Checking(epoch, _) => (CachedState::Opening, Some(Arc::clone(epoch))),
         State::Live(epoch) => (CachedState::Live, Some(Arc::clone(epoch))),

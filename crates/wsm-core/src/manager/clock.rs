@@ -10,6 +10,9 @@ pub(super) struct Clock {
     base: Instant,
 }
 
+/// About a century.
+const FAR: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// Later than any time.
 pub(super) const NEVER: u64 = u64::MAX;
 
@@ -21,16 +24,17 @@ impl Clock {
     pub(super) fn now(&self) -> u64 {
         nanos(self.base.elapsed())
     }
+}
 
-    /// The point in time this long from now.
-    pub(super) fn after(&self, duration: Duration) -> u64 {
-        self.now().saturating_add(nanos(duration))
-    }
+/// The point in time this long after `since`, or never.
+pub(super) fn until(since: u64, duration: Option<Duration>) -> u64 {
+    duration.map_or(NEVER, |duration| since.saturating_add(nanos(duration)))
+}
 
-    /// The point in time this long from now, or never.
-    pub(super) fn after_if(&self, duration: Option<Duration>) -> u64 {
-        duration.map_or(NEVER, |duration| self.after(duration))
-    }
+/// The point in time this long from now, or one that nobody lives to see.
+pub(super) fn deadline(wait: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(wait).unwrap_or_else(|| now + FAR)
 }
 
 /// A duration as nanoseconds, 584 years at most.

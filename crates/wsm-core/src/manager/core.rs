@@ -182,11 +182,12 @@ impl Core {
         let Some(slot) = self.slots.get(id) else { return Ok(None) };
         let live = slot.live.load();
         let Some(live) = &*live else { return Ok(None) };
-        if live.needs_check() {
+        // Before anything else, so that a stranger leaves no trace: a lease would put off the end of its idle time.
+        self.check_owner(live, Some(user))?;
+        if live.owner.is_none() || live.needs_check() {
             return Ok(None);
         }
         let Some(lease) = live.lease() else { return Ok(None) };
-        self.check_owner(live, Some(user))?;
         self.hub.hit(id);
         Ok(Some(WorkspaceHandle::leased(lease)))
     }
@@ -262,12 +263,21 @@ impl Core {
         match &mut *state {
             State::Retired => return Ok(Step::LookAgain),
             State::Settling(settled) => return Ok(Step::Settling(settled.clone())),
-            State::Opening(waiters) | State::Checking(_, waiters) => waiters.push(waiter),
+            State::Opening(waiters) => waiters.push(waiter),
+            State::Checking(live, waiters) => {
+                self.check_owner(live, user)?;
+                waiters.push(waiter);
+            }
             State::Live(live) => {
-                if let Some(lease) = live.lease()
-                    && !live.needs_check()
+                self.check_owner(live, user)?;
+                if live.owner.is_none() && user.is_some() {
+                    let live = Arc::clone(live);
+                    self.give_an_owner(slot, &mut state, live, waiter, plan());
+                    return Ok(Step::Wait(wait));
+                }
+                if !live.needs_check()
+                    && let Some(lease) = live.lease()
                 {
-                    self.check_owner(live, user)?;
                     return Ok(Step::Ready(WorkspaceHandle::leased(lease)));
                 }
                 let live = Arc::clone(live);
@@ -336,6 +346,11 @@ pub(super) fn foreign_owner(id: &WorkspaceId) -> Error {
 /// Gives every waiter its reply, made of a lease of its own.
 pub(super) fn answer(core: &Core, waiters: Vec<Waiter>, epoch: &Arc<Epoch>) {
     for Waiter { user, reply } in waiters {
+        if epoch.owner.is_none() && user.is_some() {
+            // Opened for nobody: whoever is somebody comes in by making it their own.
+            let _ = reply.send(Reply::AskAgain);
+            continue;
+        }
         let result = core.check_owner(epoch, user.as_ref()).and_then(|()| {
             let lease = epoch.lease().ok_or_else(|| {
                 Error::new(ErrorKind::Gone, "the workspace was closed while it was opened").with_workspace(epoch.id())

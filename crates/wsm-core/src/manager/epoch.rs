@@ -14,7 +14,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use super::{
     Opening,
-    clock::{Clock, NEVER, nanos},
+    clock::{Clock, NEVER, nanos, until},
 };
 use crate::{
     id::{UserId, WorkspaceId},
@@ -62,20 +62,21 @@ pub(super) struct EpochParts {
     pub(super) owner: Option<UserId>,
     pub(super) opening: Opening,
     pub(super) idle_stop: Option<Duration>,
-    pub(super) held_for: Option<Duration>,
+    pub(super) running_until: u64,
+    pub(super) held_until: u64,
     pub(super) managed: Arc<dyn ManagedWorkspace>,
     pub(super) room: Option<OwnedSemaphorePermit>,
 }
 
 impl Epoch {
     pub(super) fn new(parts: EpochParts) -> Arc<Self> {
-        let EpochParts { clock, owner, opening, idle_stop, held_for, managed, room } = parts;
+        let EpochParts { clock, owner, opening, idle_stop, running_until, held_until, managed, room } = parts;
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             word: AtomicU64::new(0),
             released: AtomicU64::new(clock.now()),
-            running_until: AtomicU64::new(clock.after_if(idle_stop)),
-            held_until: AtomicU64::new(clock.after_if(held_for)),
+            running_until: AtomicU64::new(running_until),
+            held_until: AtomicU64::new(held_until),
             suspect: AtomicBool::new(false),
             unused: Notify::new(),
             room: Mutex::new(room),
@@ -169,14 +170,15 @@ impl Epoch {
         self.suspect.store(false, Ordering::Release);
     }
 
-    /// The backend keeps it running for this long from now on.
-    pub(super) fn runs_for(&self, duration: Option<Duration>) {
-        self.running_until.store(self.clock.after_if(duration), Ordering::Release);
+    /// The backend keeps it running for this long from `asked` on, which is when it was asked to: nobody knows when in
+    /// the meantime it began to count.
+    pub(super) fn runs_for(&self, asked: u64, duration: Option<Duration>) {
+        self.running_until.store(until(asked, duration), Ordering::Release);
     }
 
-    /// This replica is a holder for this long from now on.
-    pub(super) fn held_for(&self, duration: Option<Duration>) {
-        self.held_until.store(self.clock.after_if(duration), Ordering::Release);
+    /// This replica is a holder for this long from `asked` on.
+    pub(super) fn held_for(&self, asked: u64, duration: Option<Duration>) {
+        self.held_until.store(until(asked, duration), Ordering::Release);
     }
 
     pub(super) fn is_held(&self) -> bool {

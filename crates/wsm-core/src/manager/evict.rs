@@ -12,16 +12,21 @@ use tokio::{
 
 use super::{
     CloseOptions,
+    clock::deadline,
     core::Core,
     epoch::Epoch,
     slot::{Doubt, Settled, Slot, State},
 };
 use crate::{
+    backend::Outcome,
     coordinate::{CoordinatorLock, Entered, Leave, Release},
     error::{Error, ErrorKind, Result, Retry},
     event::{EventKind, EvictReason},
     id::WorkspaceId,
 };
+
+/// How often whoever waits for room looks around.
+const LOOK_FOR_ROOM: Duration = Duration::from_millis(50);
 
 /// How a workspace was put away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,18 +67,16 @@ struct Settling {
     core: Arc<Core>,
     slot: Arc<Slot>,
     epoch: Option<Arc<Epoch>>,
+    /// What remains to be told to whoever opens it next, unless it is destroyed.
+    untold: Option<Outcome>,
     report: Option<watch::Sender<Option<Result<()>>>>,
 }
 
 impl Settling {
-    fn new(
-        core: &Arc<Core>,
-        slot: &Arc<Slot>,
-        epoch: Option<Arc<Epoch>>,
-        report: watch::Sender<Option<Result<()>>>,
-    ) -> Self {
+    fn new(core: &Arc<Core>, slot: &Arc<Slot>, doubt: Doubt, report: watch::Sender<Option<Result<()>>>) -> Self {
         core.settling.fetch_add(1, Ordering::AcqRel);
-        Self { core: Arc::clone(core), slot: Arc::clone(slot), epoch, report: Some(report) }
+        let Doubt { epoch, untold } = doubt;
+        Self { core: Arc::clone(core), slot: Arc::clone(slot), epoch, untold, report: Some(report) }
     }
 
     fn finish(&mut self, result: Result<()>) {
@@ -86,7 +89,7 @@ impl Settling {
 impl Drop for Settling {
     fn drop(&mut self) {
         if self.report.is_some() {
-            let doubt = Doubt { epoch: self.epoch.take(), untold: None };
+            let doubt = Doubt { epoch: self.epoch.take(), untold: self.untold.take() };
             self.slot.set(&mut self.slot.lock(), State::Doubtful(doubt));
             let error = Error::new(ErrorKind::Backend, "putting the workspace away panicked or was stopped");
             self.core.hub.failed(&self.slot.id, "suspend", &error);
@@ -105,7 +108,7 @@ impl Core {
         reason: EvictReason,
     ) -> Begun {
         let mut state = slot.lock();
-        let epoch = match &mut *state {
+        let doubt = match &mut *state {
             State::Vacant | State::Retired => return Begun::Nothing,
             State::Opening(_) | State::Checking(..) => return Begun::Busy,
             State::Settling(settled) => return Begun::Joined(settled.clone()),
@@ -121,35 +124,49 @@ impl Core {
                 if !closed {
                     return Begun::InUse(Arc::clone(epoch));
                 }
-                Arc::clone(epoch)
+                Doubt { epoch: Some(Arc::clone(epoch)), untold: None }
             }
-            State::Doubtful(doubt) => match doubt.epoch.take() {
-                Some(epoch) => epoch,
-                None => {
-                    self.retire(slot, &mut state);
-                    return Begun::Nothing;
-                }
-            },
+            State::Doubtful(doubt) if doubt.is_news_only() => return Begun::Nothing,
+            State::Doubtful(doubt) if doubt.epoch.is_none() => {
+                self.retire(slot, &mut state);
+                return Begun::Nothing;
+            }
+            State::Doubtful(doubt) => std::mem::take(doubt),
         };
         let (report, settled) = Settled::channel();
+        // Counted before anybody can see that it is no longer live.
+        let mut settling = Settling::new(self, slot, doubt, report);
         slot.set(&mut state, State::Settling(settled.clone()));
         drop(state);
 
-        let mut settling = Settling::new(self, slot, Some(epoch), report);
         self.tasks.spawn(async move {
             let Some(epoch) = settling.epoch.clone() else { return };
             let result = settling.core.put_away(&epoch, None).await;
-            settling.core.settle(&settling.slot, &epoch, reason, result.clone());
+            let untold = settling.untold.take();
+            settling.core.settle(&settling.slot, &epoch, untold, reason, result.clone());
             settling.finish(result.map(drop));
         });
         Begun::Started(settled)
     }
 
-    fn settle(&self, slot: &Slot, epoch: &Arc<Epoch>, reason: EvictReason, result: Result<PutAway>) {
+    fn settle(
+        &self,
+        slot: &Slot,
+        epoch: &Arc<Epoch>,
+        untold: Option<Outcome>,
+        reason: EvictReason,
+        result: Result<PutAway>,
+    ) {
         match result {
             Ok(how) => {
                 epoch.take_room();
-                self.retire(slot, &mut slot.lock());
+                let (mut state, left) = (slot.lock(), Doubt { epoch: None, untold });
+                if left.is_news_only() {
+                    slot.set(&mut state, State::Doubtful(left));
+                } else {
+                    self.retire(slot, &mut state);
+                }
+                drop(state);
                 self.hub.send(
                     &slot.id,
                     match how {
@@ -159,7 +176,7 @@ impl Core {
                 );
             }
             Err(error) => {
-                let doubt = Doubt { epoch: Some(Arc::clone(epoch)), untold: None };
+                let doubt = Doubt { epoch: Some(Arc::clone(epoch)), untold };
                 slot.set(&mut slot.lock(), State::Doubtful(doubt));
                 self.hub.failed(&slot.id, "suspend", &error);
             }
@@ -199,7 +216,7 @@ impl Core {
         reason: EvictReason,
     ) -> Result<bool> {
         let CloseOptions { wait, force } = options;
-        let deadline = Instant::now() + wait;
+        let deadline = deadline(wait);
         loop {
             let Some(slot) = self.find_slot(id) else { return Ok(false) };
             let late = Instant::now() >= deadline;
@@ -263,21 +280,21 @@ impl Core {
 
     fn begin_destruction(self: &Arc<Self>, slot: &Arc<Slot>) -> Begun {
         let mut state = slot.lock();
-        let epoch = match &mut *state {
+        let doubt = match &mut *state {
             State::Retired => return Begun::Nothing,
             State::Settling(settled) => return Begun::Joined(settled.clone()),
             State::Opening(_) | State::Checking(..) => return Begun::Busy,
             State::Live(epoch) => {
                 epoch.close();
-                Some(Arc::clone(epoch))
+                Doubt { epoch: Some(Arc::clone(epoch)), untold: None }
             }
-            State::Doubtful(doubt) => doubt.epoch.take(),
-            State::Vacant => None,
+            State::Doubtful(doubt) => std::mem::take(doubt),
+            State::Vacant => Doubt::default(),
         };
         let (report, settled) = Settled::channel();
+        let mut settling = Settling::new(self, slot, doubt, report);
         slot.set(&mut state, State::Settling(settled.clone()));
         drop(state);
-        let mut settling = Settling::new(self, slot, epoch, report);
         self.tasks.spawn(async move {
             let (core, slot) = (Arc::clone(&settling.core), Arc::clone(&settling.slot));
             let result = core.destroy_now(&slot.id).await;
@@ -288,7 +305,7 @@ impl Core {
                     core.hub.send(&slot.id, EventKind::Destroyed);
                 }
                 Err(error) => {
-                    let doubt = Doubt { epoch: settling.epoch.clone(), untold: None };
+                    let doubt = Doubt { epoch: settling.epoch.clone(), untold: settling.untold.take() };
                     slot.set(&mut slot.lock(), State::Doubtful(doubt));
                     core.hub.failed(&slot.id, "destroy", error);
                 }
@@ -318,7 +335,9 @@ impl Core {
     /// `capacity` when every open workspace is in use.
     pub(super) async fn make_room(self: &Arc<Self>) -> Result<Option<OwnedSemaphorePermit>> {
         let Some(room) = &self.room else { return Ok(None) };
+        let mut found_nothing = false;
         loop {
+            let looked_in_vain = std::mem::take(&mut found_nothing);
             if let Ok(place) = Arc::clone(room).try_acquire_owned() {
                 return Ok(Some(place));
             }
@@ -329,11 +348,17 @@ impl Core {
                     let _ = settled.wait().await;
                 }
             } else if self.settling.load(Ordering::Acquire) > 0 {
+                // What is being put away may not make room after all, and what is in use may become idle before.
                 let place = Arc::clone(room).acquire_owned();
-                if let Ok(Ok(place)) = tokio::time::timeout(self.settings.suspend_timeout, place).await {
+                if let Ok(Ok(place)) = tokio::time::timeout(LOOK_FOR_ROOM, place).await {
                     return Ok(Some(place));
                 }
-            } else if !self.buffer.give_up_one() {
+            } else if self.buffer.give_up_one() {
+                // Nobody uses it now, so the next look finds it.
+            } else if !looked_in_vain {
+                // Room may have come, and moved on, behind the back of one look.
+                found_nothing = true;
+            } else {
                 let max = self.settings.max_workspaces.unwrap_or_default();
                 let message = format!("all {max} workspaces are in use (`max_workspaces`): try again later");
                 return Err(Error::new(ErrorKind::Capacity, message).with_retry(Retry::After(Duration::from_secs(1))));

@@ -6,13 +6,14 @@ use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use super::{
     Opening,
+    clock::until,
     core::{Core, answer},
     epoch::{Epoch, EpochParts},
     slot::{Doubt, Reply, Slot, State, Waiter},
 };
 use crate::{
-    backend::{Cause, FOREIGN_OWNER, OpenRequest, Opened, Outcome, Placement},
-    coordinate::{Entered, Release},
+    backend::{Cause, FOREIGN_OWNER, OpenRequest, Opened, Outcome, OutcomeKind, Placement},
+    coordinate::{CoordinatorLock, Entered, Release},
     error::{Error, ErrorKind, Result},
     event::{EventKind, EvictReason},
     exec_files::ExecFiles,
@@ -27,10 +28,8 @@ use crate::{
 pub(super) struct FlightPlan {
     pub(super) owner: Option<UserId>,
     pub(super) placement: Option<Placement>,
-    /// How an earlier opening ended that nobody was told.
+    /// How an earlier opening ended that nobody was told, and why the former epoch died if it did.
     pub(super) untold: Option<Outcome>,
-    /// Why the former epoch died, if one did.
-    pub(super) cause: Option<Cause>,
     /// A closed epoch that may still run. If the flight fails, it remains to be put away.
     pub(super) former: Option<Arc<Epoch>>,
     /// The place under `max_workspaces`: the former epoch's, until the flight has its own.
@@ -94,13 +93,7 @@ impl Core {
         let doubt = Doubt { epoch: plan.former.clone(), untold: plan.untold.clone() };
         let mut landing = Landing::of(self, slot, State::Doubtful(doubt));
         let started = Instant::now();
-        let result = tokio::select! {
-            biased;
-            () = self.abort.cancelled() => {
-                Err(Error::new(ErrorKind::ShuttingDown, "the shutdown came before the workspace was open").into())
-            }
-            result = self.open(slot, &mut plan) => result,
-        };
+        let result = self.open(slot, &mut plan).await;
         landing.fallback = None;
         match result {
             Ok(epoch) => {
@@ -137,8 +130,9 @@ impl Core {
                 State::Opening(waiters) => std::mem::take(waiters),
                 _ => Vec::new(),
             };
-            if untold.is_some() || epoch.is_some() {
-                slot.set(&mut state, State::Doubtful(Doubt { epoch, untold }));
+            let doubt = Doubt { epoch, untold };
+            if doubt.epoch.is_some() || doubt.untold.is_some() {
+                slot.set(&mut state, State::Doubtful(doubt));
             } else {
                 self.retire(slot, &mut state);
             }
@@ -150,20 +144,38 @@ impl Core {
         }
     }
 
+    /// Runs a part of an opening, and breaks it off when a shutdown can wait no longer.
+    async fn unless_aborted<T>(&self, part: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            biased;
+            () = self.abort.cancelled() => {
+                Err(Error::new(ErrorKind::ShuttingDown, "the shutdown came before the workspace was open"))
+            }
+            result = part => result,
+        }
+    }
+
+    /// Gives the lock of an id back. Bounded, like all that a flight waits for.
+    async fn release(&self, lock: Box<dyn CoordinatorLock>, how: Release) -> Result<()> {
+        self.within(self.settings.open_timeout, "release", lock.release(how)).await
+    }
+
     async fn open(self: &Arc<Self>, slot: &Slot, plan: &mut FlightPlan) -> Result<Arc<Epoch>, Failure> {
         let place = |error: Error| self.place(error, "open").with_workspace(&slot.id);
         if plan.room.is_none() {
-            plan.room = self.make_room().await.map_err(place)?;
+            plan.room = self.unless_aborted(self.make_room()).await.map_err(place)?;
         }
-        let _permit = self
-            .provisioning
-            .acquire()
-            .await
-            .map_err(|_| place(Error::new(ErrorKind::ShuttingDown, "the workspace manager is shutting down")))?;
+        let permit = async {
+            let shut = |_| Error::new(ErrorKind::ShuttingDown, "the workspace manager is shutting down");
+            self.provisioning.acquire().await.map_err(shut)
+        };
+        let _permit = self.unless_aborted(permit).await.map_err(place)?;
         let inner = self.backend.capabilities();
+        // A validity counts from before it was asked for, since all that follows may take long.
+        let entered = self.clock.now();
         let enter = self.coordinator.enter(&slot.id, inner.node_bound);
-        let Entered { lock, checkpoint, valid_for } =
-            self.within(self.settings.open_timeout, "enter", enter).await.map_err(place)?;
+        let enter = self.within(self.settings.open_timeout, "enter", enter);
+        let Entered { lock, checkpoint, valid_for } = self.unless_aborted(enter).await.map_err(place)?;
         self.note_validity(valid_for);
 
         let mut request = OpenRequest::new(slot.id.clone())
@@ -179,11 +191,13 @@ impl Core {
             }
             self.backend.open(request).await
         };
-        let opened = match self.within(self.settings.open_timeout, "open", opened).await {
+        let begun = self.clock.now();
+        let opened = self.within(self.settings.open_timeout, "open", opened);
+        let opened = match self.unless_aborted(opened).await {
             Ok(opened) => opened,
             Err(error) => {
                 // Nothing is held here, so the next replica may try at once.
-                if let Err(error) = lock.release(Release::Vacate(checkpoint)).await {
+                if let Err(error) = self.release(lock, Release::Vacate(checkpoint)).await {
                     self.hub.failed(&slot.id, "release", &error);
                 }
                 return Err(place(error).into());
@@ -192,13 +206,10 @@ impl Core {
 
         let Opened { workspace, outcome, idle_stop } = opened;
         self.note_validity(idle_stop);
-        let mut outcome = match plan.untold.take() {
+        let outcome = match plan.untold.take() {
             Some(untold) => outcome.after(untold),
             None => outcome,
         };
-        if outcome.cause.is_none() {
-            outcome.cause = plan.cause;
-        }
         let generation = workspace.info().generation;
         let number = self.openings.fetch_add(1, Ordering::Relaxed) + 1;
         let owner = plan.owner.clone();
@@ -208,15 +219,16 @@ impl Core {
                 owner: owner.clone(),
                 opening: Opening::new(outcome.clone(), generation, number),
                 idle_stop,
-                held_for: valid_for,
+                running_until: until(begun, idle_stop),
+                held_until: until(entered, valid_for),
                 managed,
                 room,
             })
         };
         let bare: Arc<dyn ManagedWorkspace> = Arc::new(CapabilityGuard::new(workspace, inner));
         let info = OpenedInfo::new(slot.id.clone(), outcome.clone(), generation);
-        let wrapped = self.within(self.settings.open_timeout, "wrap", self.wrap(Arc::clone(&bare), &info)).await;
-        let managed = match wrapped {
+        let wrapped = self.within(self.settings.open_timeout, "wrap", self.wrap(Arc::clone(&bare), &info));
+        let managed = match self.unless_aborted(wrapped).await {
             Ok(managed) => managed,
             Err(error) => {
                 let epoch = epoch_of(bare, None);
@@ -231,7 +243,7 @@ impl Core {
                 return Err(Failure { error: place(error), untold: Some(outcome), epoch: left });
             }
         };
-        if let Err(error) = lock.release(Release::Hold).await {
+        if let Err(error) = self.release(lock, Release::Hold).await {
             // Another replica may hold the workspace now, so this one must not touch it.
             return Err(Failure { error: place(error), untold: Some(outcome), epoch: None });
         }
@@ -271,7 +283,9 @@ impl Core {
             }
             Ok(Verdict::Dead(cause)) => {
                 self.hub.send(&slot.id, EventKind::Died { cause });
-                self.reopen(slot, &epoch, FlightPlan { cause: Some(cause), ..plan }).await;
+                // The kind that says nothing, for the cause alone.
+                let died = Outcome::new(OutcomeKind::Reattached).with_cause(cause);
+                self.reopen(slot, &epoch, FlightPlan { untold: Some(died), ..plan }).await;
             }
             Ok(Verdict::Lost) => {
                 let detached = epoch.managed.detach();
@@ -314,16 +328,17 @@ impl Core {
     async fn verdict(&self, epoch: &Epoch) -> Result<Verdict> {
         let limit = self.settings.health_timeout;
         if !epoch.is_held() {
-            let id = epoch.id().clone();
+            let (id, asked) = (epoch.id().clone(), self.clock.now());
             let renewed = self.within(limit, "renew", self.coordinator.renew(std::slice::from_ref(&id))).await?;
             if renewed.lost.contains(&id) {
                 return Ok(Verdict::Lost);
             }
-            epoch.held_for(renewed.valid_for);
+            epoch.held_for(asked, renewed.valid_for);
         }
+        let asked = self.clock.now();
         match self.within(limit, "health", epoch.managed.health()).await {
             Ok(Health::Alive(idle_stop)) => {
-                epoch.runs_for(idle_stop);
+                epoch.runs_for(asked, idle_stop);
                 epoch.clear_suspicion();
                 Ok(Verdict::Alive)
             }

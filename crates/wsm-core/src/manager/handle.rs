@@ -4,7 +4,7 @@ use std::{fmt, ops::Deref, sync::Arc};
 
 use serde::Serialize;
 
-use super::epoch::Lease;
+use super::epoch::{Epoch, Lease};
 use crate::{
     backend::{Outcome, OutcomeKind},
     id::WorkspaceId,
@@ -61,6 +61,11 @@ impl WorkspaceHandle {
 
     pub(super) fn leased(lease: Lease) -> Self {
         Self(Inner::Leased(lease))
+    }
+
+    /// Whether it is a lease of this epoch.
+    pub(super) fn is_of(&self, epoch: &Arc<Epoch>) -> bool {
+        matches!(&self.0, Inner::Leased(lease) if Arc::ptr_eq(lease.epoch(), epoch))
     }
 
     /// Sets how the workspace was opened. Does nothing to a handle of a caching manager, which knows.

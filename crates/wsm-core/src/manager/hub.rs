@@ -1,6 +1,9 @@
 //! Passes events on to whoever wants to hear them.
 
-use std::sync::Arc;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use futures::{StreamExt, stream};
 use tokio::sync::broadcast;
@@ -26,8 +29,15 @@ impl Hub {
     }
 
     pub(super) fn hit(&self, id: &WorkspaceId) {
+        self.tell(|listener| listener.hit(id));
+    }
+
+    /// A listener is somebody else's code, called in the middle of what must come to its end: its panic stays here.
+    fn tell(&self, news: impl Fn(&dyn EventListener)) {
         for listener in &self.listeners {
-            listener.hit(id);
+            if catch_unwind(AssertUnwindSafe(|| news(&**listener))).is_err() {
+                tracing::error!(?listener, "a listener of workspace events panicked");
+            }
         }
     }
 
@@ -39,9 +49,7 @@ impl Hub {
             kind => tracing::info!(workspace_id = %id, ?kind, "workspace event"),
         }
         let event = Event::now(id.clone(), kind);
-        for listener in &self.listeners {
-            listener.event(&event);
-        }
+        self.tell(|listener| listener.event(&event));
         // No subscriber is no error.
         let _ = self.subscribers.send(event);
     }

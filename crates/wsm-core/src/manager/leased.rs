@@ -72,13 +72,18 @@ impl Workspace for Epoch {
         let lease = self.lease_for_call()?;
         let Process { stdin, output, control } = watch(self, self.managed.spawn(command).await)?;
         let epoch = Weak::clone(&self.this);
+        // Given back at the end that the stream tells: whoever reads it need not ask for more, nor drop it.
+        let mut lease = Some(lease);
         let output = output.inspect(move |event| {
-            if let (ProcessEvent::End(status), Some(epoch)) = (event, epoch.upgrade()) {
-                watch_status(&epoch, status);
+            if let ProcessEvent::End(status) = event {
+                if let Some(epoch) = epoch.upgrade() {
+                    watch_status(&epoch, status);
+                }
+                drop(lease.take());
             }
         });
-        let input_lease = self.lease_for_call()?;
-        Ok(Process::new(Box::pin(Held::new(stdin, input_lease)), ProcessOutput::new(Held::new(output, lease)), control))
+        // The input needs no lease of its own: the command does not outlive its output.
+        Ok(Process::new(stdin, ProcessOutput::new(output), control))
     }
 
     async fn read(&self, path: &str, options: ReadOptions) -> Result<ReadFile> {

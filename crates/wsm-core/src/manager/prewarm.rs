@@ -9,8 +9,9 @@ use tokio::sync::Notify;
 use super::{
     WorkspaceHandle,
     core::Core,
+    epoch::Epoch,
     flight::FlightPlan,
-    slot::{Reply, State, Waiter},
+    slot::{Reply, Slot, State, Waiter},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -19,6 +20,9 @@ use crate::{
 
 /// How long the buffer waits after a failure, at first and at most.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// How often the buffer looks whether there is room under `max_workspaces` again.
+const LOOK_FOR_ROOM: Duration = Duration::from_secs(1);
 
 /// Ready workspaces. The handles are leases, so nothing in the buffer is put away.
 #[derive(Debug, Default)]
@@ -38,7 +42,7 @@ impl Buffer {
 
     /// Lets one workspace go so that somebody who asks by id finds room. Says whether there was one.
     pub(super) fn give_up_one(&self) -> bool {
-        self.ready.lock().pop_front().is_some()
+        self.take().is_some()
     }
 
     /// Lets all go.
@@ -66,24 +70,29 @@ impl Core {
                 {
                     creating.push(core.prewarm_one());
                 }
+                let wants_room = !core.has_spare_room() && core.buffer.len() + creating.len() < prewarm.size;
                 tokio::select! {
-                    () = core.stop.cancelled() => return,
+                    () = core.stop.cancelled() => break,
                     () = core.buffer.taken.notified() => {}
+                    // Users come first, so that the buffer takes what stays free, and does not queue for it.
+                    () = tokio::time::sleep(LOOK_FOR_ROOM), if wants_room => {}
                     Some(made) = creating.next() => match made {
                         Ok(handle) => {
                             core.buffer.ready.lock().push_back(handle);
                             backoff = BACKOFF.0;
                         }
-                        Err(error) if error.kind() == ErrorKind::ShuttingDown => return,
+                        Err(error) if error.kind() == ErrorKind::ShuttingDown => break,
                         Err(_) => {
                             tokio::select! {
-                                () = core.stop.cancelled() => return,
+                                () = core.stop.cancelled() => break,
                                 () = tokio::time::sleep(backoff) => backoff = (backoff * 2).min(BACKOFF.1),
                             }
                         }
                     },
                 }
             }
+            // What came after the shutdown had emptied it.
+            core.buffer.clear();
         });
     }
 
@@ -116,25 +125,35 @@ impl Core {
         let wait = {
             let slot = self.find_slot(ready.id()).ok_or_else(interrupted)?;
             let mut state = slot.lock();
-            let State::Live(epoch) = &*state else { return Err(interrupted()) };
-            let epoch = Arc::clone(epoch);
-            epoch.close();
-            let (reply, wait) = tokio::sync::oneshot::channel();
-            slot.set(&mut state, State::Opening(vec![Waiter { user: Some(user.clone()), reply }]));
-            let plan = FlightPlan {
-                owner: Some(user.clone()),
-                untold: Some(epoch.opening.outcome.clone()),
-                room: epoch.take_room(),
-                former: Some(epoch),
-                ..FlightPlan::default()
+            // Exactly what was in the buffer: somebody may have closed it, and opened it by its id since.
+            let epoch = match &*state {
+                State::Live(epoch) if ready.is_of(epoch) => Arc::clone(epoch),
+                _ => return Err(interrupted()),
             };
-            self.spawn_opening(&slot, plan);
+            let (reply, wait) = tokio::sync::oneshot::channel();
+            let plan = FlightPlan { owner: Some(user.clone()), ..FlightPlan::default() };
+            self.give_an_owner(&slot, &mut state, epoch, Waiter { user: Some(user.clone()), reply }, plan);
             wait
         };
         match wait.await {
             Ok(Reply::Done(result)) => result,
             Ok(Reply::AskAgain) | Err(_) => Err(interrupted()),
         }
+    }
+
+    /// Opens what nobody owns, and so nobody but the buffer uses, once more in the name of the first who asks for it.
+    pub(super) fn give_an_owner(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        state: &mut State,
+        epoch: Arc<Epoch>,
+        waiter: Waiter,
+        plan: FlightPlan,
+    ) {
+        epoch.close();
+        slot.set(state, State::Opening(vec![waiter]));
+        let (untold, room) = (Some(epoch.opening.outcome.clone()), epoch.take_room());
+        self.spawn_opening(slot, FlightPlan { untold, room, former: Some(epoch), ..plan });
     }
 }
 

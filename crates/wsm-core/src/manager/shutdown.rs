@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
-use super::{CloseOptions, CloseReport, core::Core};
+use super::{CloseOptions, CloseReport, clock::deadline, core::Core, slot::State};
 use crate::{
     error::{Error, ErrorKind},
     event::EvictReason,
@@ -16,7 +16,7 @@ impl Core {
     ///
     /// Waiting for uses to end costs nothing, so all wait side by side; only the putting away is bounded.
     pub(super) async fn close_all(self: &Arc<Self>, options: CloseOptions, reason: EvictReason) -> CloseReport {
-        let deadline = Instant::now() + options.wait;
+        let deadline = deadline(options.wait);
         let (unused, used): (Vec<_>, Vec<_>) = self
             .roster
             .all()
@@ -62,6 +62,9 @@ impl Core {
         report.closed += second.closed;
         report.failed = second.failed;
         for slot in self.roster.all() {
+            if matches!(&*slot.lock(), State::Doubtful(doubt) if doubt.is_news_only()) {
+                continue;
+            }
             if !report.failed.iter().any(|(id, _)| *id == slot.id) {
                 let error = Error::new(ErrorKind::Timeout, "not put away before the deadline of the shutdown");
                 report.failed.push((slot.id.clone(), error));
@@ -73,7 +76,7 @@ impl Core {
     /// Like [`close_all`](Self::close_all), but ends whatever the engine does: the uses have their deadline, and so has
     /// the putting away. One attempt of that may have been under way already; the second is its own.
     async fn close_all_within(self: &Arc<Self>, options: CloseOptions) -> CloseReport {
-        let limit = options.wait + self.settings.suspend_timeout * 2;
+        let limit = options.wait.saturating_add(self.settings.suspend_timeout.saturating_mul(2));
         tokio::time::timeout(limit, self.close_all(options, EvictReason::Shutdown)).await.unwrap_or_default()
     }
 }

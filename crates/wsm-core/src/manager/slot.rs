@@ -11,7 +11,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{WorkspaceHandle, epoch::Epoch, roster::Seat};
 use crate::{
-    backend::Outcome,
+    backend::{Cause, Outcome, OutcomeKind},
     error::{Error, ErrorKind, Result},
     id::{UserId, WorkspaceId},
 };
@@ -25,7 +25,7 @@ pub(super) struct Slot {
     pub(super) id: WorkspaceId,
     /// The live workspace, for hits. Set exactly while the state is `Live`.
     pub(super) live: ArcSwapOption<Epoch>,
-    /// Whether the state is `Doubtful`, for the sweeper to see without the lock.
+    /// Whether the state is `Doubtful` and the sweeper can do something about it, for it to see without the lock.
     doubtful: AtomicBool,
     state: Mutex<State>,
     /// Its seat in the roster.
@@ -60,6 +60,17 @@ pub(super) struct Doubt {
     pub(super) untold: Option<Outcome>,
 }
 
+impl Doubt {
+    /// Whether there is nothing to put away, but something to tell that no later opening would find out: then it is
+    /// kept until somebody asks for the workspace.
+    pub(super) fn is_news_only(&self) -> bool {
+        let is_news = |outcome: &Outcome| {
+            outcome.kind == OutcomeKind::Recreated || outcome.cause.is_some_and(|cause| cause != Cause::Suspended)
+        };
+        self.epoch.is_none() && self.untold.as_ref().is_some_and(is_news)
+    }
+}
+
 /// A caller that waits for a flight.
 #[derive(Debug)]
 pub(super) struct Waiter {
@@ -73,7 +84,7 @@ pub(super) struct Waiter {
 pub(super) enum Reply {
     /// The result.
     Done(Result<WorkspaceHandle>),
-    /// The flight failed for a reason that is another waiter's: ask again.
+    /// The flight was another waiter's, and how it ended does not hold for this one: ask again.
     AskAgain,
 }
 
@@ -114,7 +125,8 @@ impl Slot {
     /// Changes the state and what hits see of it, and returns the former state.
     pub(super) fn set(&self, state: &mut State, new: State) -> State {
         self.live.store(if let State::Live(live) = &new { Some(Arc::clone(live)) } else { None });
-        self.doubtful.store(matches!(new, State::Doubtful(_)), Ordering::Release);
+        let is_doubtful = matches!(&new, State::Doubtful(doubt) if !doubt.is_news_only());
+        self.doubtful.store(is_doubtful, Ordering::Release);
         std::mem::replace(state, new)
     }
 

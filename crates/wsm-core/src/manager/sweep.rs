@@ -123,9 +123,10 @@ impl Core {
         stream::iter(used)
             .for_each_concurrent(MAX_KEEPING_ALIVE, async |epoch| {
                 let Some(idle_stop) = epoch.idle_stop else { return };
+                let asked = self.clock.now();
                 let call = epoch.managed.keep_alive(idle_stop);
                 match self.within(self.settings.health_timeout, "keep_alive", call).await {
-                    Ok(idle_stop) => epoch.runs_for(idle_stop),
+                    Ok(idle_stop) => epoch.runs_for(asked, idle_stop),
                     Err(error) => {
                         // The next hit asks whether it is still there.
                         epoch.mark_suspect();
@@ -141,6 +142,7 @@ impl Core {
         if held.is_empty() {
             return;
         }
+        let asked = self.clock.now();
         let ids: Vec<WorkspaceId> = held.iter().map(|epoch| epoch.id().clone()).collect();
         match self.within(self.settings.health_timeout, "renew", self.coordinator.renew(&ids)).await {
             Ok(renewed) => {
@@ -148,11 +150,11 @@ impl Core {
                 for epoch in held {
                     if renewed.lost.contains(epoch.id()) {
                         // Another replica has it. The check that the next hit makes lets go of it.
-                        epoch.held_for(Some(Duration::ZERO));
+                        epoch.held_for(asked, Some(Duration::ZERO));
                         let error = Error::new(ErrorKind::Conflict, "another replica took the workspace over");
                         self.hub.failed(epoch.id(), "renew", &error);
                     } else {
-                        epoch.held_for(renewed.valid_for);
+                        epoch.held_for(asked, renewed.valid_for);
                     }
                 }
             }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use wsm_core::{
-    Error, ErrorKind, GetRequest, IsolationPolicy, OutcomeKind, Scope, WorkspaceManager,
+    Cause, Command, Error, ErrorKind, GetRequest, IsolationPolicy, OutcomeKind, Scope, WorkspaceManager,
     memory::{Effect, Fault, Operation},
 };
 
-use crate::support::{beside, get, id, manager, manager_with, request, scope, settings, settle, unavailable};
+use crate::support::{TTL, beside, get, id, manager, manager_with, request, scope, settings, settle, unavailable};
 
 #[tokio::test(start_paused = true)]
 async fn the_policy_decides_and_an_explicit_id_wins() {
@@ -200,4 +200,28 @@ async fn a_handle_tells_how_its_workspace_was_opened() {
     let third = manager.get_workspace(&request("w")).await.unwrap();
     assert_eq!(third.opening().outcome.kind, OutcomeKind::Resumed);
     assert_eq!(third.opening().epoch, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stranger_who_is_refused_changes_nothing() {
+    let (manager, engine) = manager().await;
+    let stranger = GetRequest::new(Scope::new("bob", "x", "y").unwrap()).with_workspace_id(id("w"));
+    drop(get(&manager, "w").await.unwrap());
+    for _ in 0..3 {
+        sleep(TTL / 3).await;
+        assert_eq!(manager.get_workspace(&stranger).await.unwrap_err().code(), "foreign_owner");
+    }
+    sleep(TTL / 3).await;
+    assert_eq!(engine.suspensions(), 1, "nobody with a right to it has used it for so long");
+
+    let handle = get(&manager, "w").await.unwrap();
+    engine.kill(&id("w"), Cause::OutOfMemory);
+    assert_eq!(handle.exec(Command::new("true")).await.unwrap_err().kind(), ErrorKind::Gone);
+    let opens = engine.opens();
+    engine.plant(Fault::once(Operation::Health, Effect::Fail(Error::new(ErrorKind::Unavailable, "planted"))));
+    assert_eq!(manager.get_workspace(&stranger).await.unwrap_err().code(), "foreign_owner");
+    assert_eq!(engine.opens(), opens, "it is not for a stranger to have it looked after");
+    engine.clear_faults();
+    let opening = get(&manager, "w").await.unwrap().opening().clone();
+    assert_eq!((opening.outcome.kind, opening.outcome.cause), (OutcomeKind::Resumed, Some(Cause::OutOfMemory)));
 }

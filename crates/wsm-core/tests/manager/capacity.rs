@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
-use wsm_core::{ErrorKind, Retry, WorkspaceManager};
+use tokio::time::{Instant, sleep, timeout};
+use wsm_core::{
+    ErrorKind, Retry, WorkspaceManager,
+    memory::{Effect, Fault, Operation},
+};
 
-use crate::support::{beside, get, id, manager_with, settings};
+use crate::support::{beside, get, id, manager_with, settings, settle};
 
 #[tokio::test(start_paused = true)]
 async fn over_the_limit_the_longest_idle_goes_first() {
@@ -81,4 +84,42 @@ async fn a_destroyed_or_dead_workspace_gives_its_place_back() {
         drop(get(&manager, "b").await.unwrap());
         assert_eq!(engine.running(), 1, "round {round}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_room_takes_the_first_that_there_is() {
+    let (manager, engine) = manager_with(settings().with_max_workspaces(Some(2))).await;
+    drop(get(&manager, "a").await.unwrap());
+    let used = get(&manager, "b").await.unwrap();
+    engine.plant(Fault::once(Operation::Suspend, Effect::Hang));
+    let closing = beside({
+        let manager = manager.clone();
+        async move { manager.close(&id("a"), Default::default()).await }
+    });
+    settle().await;
+    let waiting = beside({
+        let manager = manager.clone();
+        async move { get(&manager, "c").await }
+    });
+    sleep(Duration::from_secs(1)).await;
+    drop(used);
+    timeout(Duration::from_secs(2), waiting).await.expect("`b` makes room at once").unwrap().unwrap();
+    closing.await.unwrap().unwrap_err();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_room_that_does_not_come_ends_with_what_it_waits_for() {
+    let (manager, engine) = manager_with(settings().with_max_workspaces(Some(1))).await;
+    let used = get(&manager, "a").await.unwrap();
+    engine.plant(Fault::once(Operation::Destroy, Effect::Delay(Duration::from_secs(3))));
+    let destruction = beside({
+        let manager = manager.clone();
+        async move { manager.destroy(&id("never opened")).await }
+    });
+    settle().await;
+    let before = Instant::now();
+    assert_eq!(get(&manager, "b").await.unwrap_err().kind(), ErrorKind::Capacity);
+    assert!(before.elapsed() < Duration::from_secs(5), "it took {:?}", before.elapsed());
+    destruction.await.unwrap().unwrap();
+    drop(used);
 }

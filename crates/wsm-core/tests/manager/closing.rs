@@ -184,3 +184,19 @@ async fn shutdown_ends_in_time_whatever_the_engine_does_and_reports_what_is_left
     assert!(before.elapsed() <= Duration::from_secs(65), "{:?}", before.elapsed());
     assert_eq!((report.closed, report.failed.len()), (0, 200));
 }
+
+#[tokio::test(start_paused = true)]
+async fn to_wait_for_as_long_as_it_takes_is_a_wait_like_any_other() {
+    let (manager, engine) = manager_with(settings().with_sweep_interval(Duration::MAX)).await;
+    let handle = get(&manager, "w").await.unwrap();
+    let closing = beside({
+        let manager = manager.clone();
+        async move { manager.close(&id("w"), CloseOptions::default().with_wait(Duration::MAX)).await }
+    });
+    sleep(Duration::from_secs(86_400)).await;
+    drop(handle);
+    closing.await.unwrap().unwrap();
+    drop(get(&manager, "w").await.unwrap());
+    let report = manager.shutdown(Duration::MAX).await;
+    assert_eq!((report.closed, engine.running()), (1, 0));
+}

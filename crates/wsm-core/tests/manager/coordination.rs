@@ -6,12 +6,12 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::{sync::OwnedMutexGuard, time::sleep};
 use wsm_core::{
-    CachingManager, Checkpoint, Command, Coordinator, CoordinatorLock, Entered, EventKind, Leave, Release, Renewed,
-    Result, WorkspaceId, WorkspaceManager,
-    memory::{MemoryConfig, MemoryEngine},
+    CachingManager, Checkpoint, Command, Coordinator, CoordinatorLock, Entered, ErrorKind, EventKind, Leave, Release,
+    Renewed, Result, WorkspaceId, WorkspaceManager,
+    memory::{Effect, Fault, MemoryConfig, MemoryEngine, Operation},
 };
 
-use crate::support::{Manager, TTL, beside, get, id, settings};
+use crate::support::{Manager, TTL, beside, get, id, settings, unavailable};
 
 /// Rows as a database would have them, shared by all replicas.
 #[derive(Debug, Default)]
@@ -129,4 +129,63 @@ async fn a_replica_that_lost_its_row_lets_go_without_suspending() {
         }
     });
     tokio::time::timeout(Duration::from_secs(1), detached).await.unwrap().unwrap();
+}
+
+/// Gives every lock away, and never answers when one is given back.
+#[derive(Debug)]
+struct Silent;
+
+#[async_trait]
+impl Coordinator for Silent {
+    async fn enter(&self, _: &WorkspaceId, _: bool) -> Result<Entered> {
+        Ok(Entered { lock: Box::new(Self), checkpoint: None, valid_for: None })
+    }
+
+    async fn renew(&self, _: &[WorkspaceId]) -> Result<Renewed> {
+        Ok(Renewed { valid_for: None, lost: Vec::new() })
+    }
+
+    async fn leave(&self, _: &WorkspaceId) -> Result<Leave> {
+        Ok(Leave::Last(Box::new(Self)))
+    }
+}
+
+#[async_trait]
+impl CoordinatorLock for Silent {
+    async fn release(self: Box<Self>, _: Release) -> Result<()> {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_coordinator_that_does_not_answer_keeps_no_caller_for_ever() {
+    let engine = MemoryEngine::new();
+    let builder = CachingManager::builder(MemoryConfig::new(engine.clone())).settings(settings());
+    let manager = Arc::new(builder.coordinator(Arc::new(Silent)).build().unwrap());
+    let work = async {
+        assert_eq!(get(&manager, "w").await.unwrap_err().kind(), ErrorKind::Timeout);
+        engine.plant(Fault::once(Operation::Open, Effect::Fail(unavailable())));
+        assert_eq!(get(&manager, "w").await.unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(manager.destroy(&id("w")).await.unwrap_err().kind(), ErrorKind::Timeout);
+    };
+    tokio::time::timeout(Duration::from_secs(7200), work).await.expect("all come to an end");
+}
+
+/// A row expires while its replica waits for the engine, or for the answer to its renewal: what counts is when the
+/// replica asked.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_expired_while_its_replica_waited_is_asked_for_again() {
+    let (engine, table) = (MemoryEngine::new(), Arc::new(Table::default()));
+    let manager = replica(&engine, &table, 1);
+    engine.plant(Fault::once(Operation::Open, Effect::Delay(Duration::from_secs(63))));
+    let opening = beside({
+        let manager = manager.clone();
+        async move { get(&manager, "w").await }
+    });
+    sleep(Duration::from_secs(40)).await;
+    table.holders.lock().insert(id("w"), vec![2]);
+    drop(opening.await.unwrap().unwrap());
+    let handle = get(&manager, "w").await.unwrap();
+    assert_eq!(engine.opens(), 2, "it was not its own any more");
+    assert!(handle.exec(Command::new("true")).await.unwrap().status.success());
 }

@@ -9,8 +9,8 @@ use tokio::{
     time::{Instant, advance, sleep},
 };
 use wsm_core::{
-    CachedState, CachingManager, Command, ErrorKind, ManagerSettings, OutcomeKind, ReadOptions, SweepTrigger,
-    WorkspaceExt, WorkspaceManager,
+    CachedState, CachingManager, Command, ErrorKind, ManagerSettings, OutcomeKind, Process, ProcessEvent, ReadOptions,
+    SweepTrigger, WorkspaceExt, WorkspaceManager,
     memory::{Effect, Fault, MemoryConfig, MemoryEngine, Operation},
 };
 
@@ -192,4 +192,22 @@ async fn a_manager_that_is_dropped_stops_its_sweeper() {
     drop(manager);
     sleep(LONG).await;
     assert_eq!(engine.suspensions(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_has_ended_uses_nothing_whoever_keeps_its_parts() {
+    let (manager, engine) = manager().await;
+    let handle = get(&manager, "w").await.unwrap();
+    let Process { stdin, mut output, control, .. } = handle.spawn(Command::new("true")).await.unwrap();
+    drop(handle);
+    assert!(manager.cached()[0].leases > 0);
+    while let Some(event) = output.next().await {
+        if let ProcessEvent::End(status) = event {
+            assert!(status.success());
+        }
+    }
+    assert_eq!(manager.cached()[0].leases, 0);
+    sleep(TTL * 2).await;
+    assert_eq!(engine.suspensions(), 1);
+    drop((stdin, output, control));
 }

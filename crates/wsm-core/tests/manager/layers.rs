@@ -6,16 +6,18 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
+use tokio::time::sleep;
 use wsm_core::{
-    CachingManager, Capabilities, Command, Endpoint, Error, ErrorKind, Layer, ManagedWorkspace, OpenRequest,
-    OpenedInfo, OutcomeKind, Result, Workspace, WorkspaceManager,
-    memory::{MemoryConfig, MemoryEngine},
+    CachingManager, Capabilities, Cause, Command, Endpoint, Error, ErrorKind, Layer, Loss, ManagedWorkspace,
+    OpenRequest, OpenedInfo, OutcomeKind, Result, Workspace, WorkspaceManager,
+    memory::{Effect, Fault, MemoryConfig, MemoryEngine, Operation},
 };
 
-use crate::support::{get, id};
+use crate::support::{TTL, beside, get, id, settings, settle, unavailable};
 
 /// Fails the first `failures` times, then changes nothing.
 #[derive(Debug)]
@@ -106,4 +108,83 @@ fn what_is_handed_around_can_cross_threads() {
     check::<wsm_core::WorkspaceHandle>();
     check::<Error>();
     let _: Option<(TypeId, Box<dyn Any>)> = None;
+}
+
+/// What nobody was told stays to be told, also when the workspace was put away in between, at once or in the end.
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_nobody_was_told_is_not_forgotten() {
+    for suspend_fails in [false, true] {
+        let engine = MemoryEngine::new();
+        let layer = Arc::new(Flaky { failures: AtomicUsize::new(0) });
+        let builder = CachingManager::builder(MemoryConfig::new(engine.clone())).settings(settings());
+        let manager = Arc::new(builder.layer(Arc::clone(&layer) as Arc<dyn Layer>).build().unwrap());
+        drop(get(&manager, "w").await.unwrap());
+        manager.close(&id("w"), Default::default()).await.unwrap();
+        engine.lose_files(&id("w"));
+        layer.failures.store(1, Ordering::SeqCst);
+        if suspend_fails {
+            engine.plant(Fault::once(Operation::Suspend, Effect::Fail(unavailable())));
+        }
+        get(&manager, "w").await.unwrap_err();
+        sleep(TTL * 3).await;
+        manager.close(&id("w"), Default::default()).await.unwrap();
+        assert_eq!(engine.running(), 0);
+        assert_eq!(manager.cached().len(), 0, "there is nothing in the cache but what is to be told");
+        let opening = get(&manager, "w").await.unwrap().opening().clone();
+        assert_eq!(opening.outcome.kind, OutcomeKind::Recreated);
+        assert!(opening.outcome.lost.contains(&Loss::WorkspaceFiles), "{opening:?}");
+
+        // With a lost answer, the engine has said why only once, and so has the check before.
+        let handle = get(&manager, "w").await.unwrap();
+        engine.kill(&id("w"), Cause::OutOfMemory);
+        handle.exec(Command::new("true")).await.unwrap_err();
+        engine.plant(Fault::once(Operation::Open, Effect::FailAfter(unavailable())));
+        get(&manager, "w").await.unwrap_err();
+        drop(handle);
+        sleep(TTL * 3).await;
+        assert_eq!(get(&manager, "w").await.unwrap().opening().outcome.cause, Some(Cause::OutOfMemory));
+
+        layer.failures.store(1, Ordering::SeqCst);
+        manager.close(&id("w"), Default::default()).await.unwrap();
+        engine.lose_files(&id("w"));
+        get(&manager, "w").await.unwrap_err();
+        let report = manager.shutdown(Duration::from_secs(1)).await;
+        assert!(report.failed.is_empty(), "{:?}", report.failed);
+    }
+}
+
+/// Never comes to its end.
+#[derive(Debug)]
+struct Stuck;
+
+#[async_trait]
+impl Layer for Stuck {
+    fn capabilities(&self, inner: Capabilities) -> Capabilities {
+        inner
+    }
+
+    fn prepare(&self, _: Capabilities, _: &mut OpenRequest) -> Result<()> {
+        Ok(())
+    }
+
+    async fn wrap(&self, _: Arc<dyn ManagedWorkspace>, _: &OpenedInfo) -> Result<Arc<dyn ManagedWorkspace>> {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_puts_away_what_is_open_but_not_wrapped_yet() {
+    let engine = MemoryEngine::new();
+    let builder = CachingManager::builder(MemoryConfig::new(engine.clone())).settings(settings());
+    let manager = Arc::new(builder.layer(Arc::new(Stuck)).build().unwrap());
+    let caller = beside({
+        let manager = Arc::clone(&manager);
+        async move { get(&manager, "w").await.map(drop) }
+    });
+    settle().await;
+    assert_eq!(engine.running(), 1);
+    let report = manager.shutdown(Duration::from_secs(1)).await;
+    assert_eq!(engine.running(), 0, "{report:?}");
+    assert!(report.failed.is_empty(), "{report:?}");
+    assert_eq!(caller.await.unwrap().unwrap_err().kind(), ErrorKind::ShuttingDown);
 }

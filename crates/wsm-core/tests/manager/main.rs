@@ -10,6 +10,7 @@ mod eviction;
 mod exec_files;
 mod health;
 mod layers;
+mod listeners;
 mod prewarm;
 mod simulation;
 mod stress;

@@ -82,3 +82,24 @@ async fn hits_go_on_while_fifty_others_are_opening() {
         task.await.unwrap().unwrap();
     }
 }
+
+/// Two users, of whom each holds one workspace at a time, and two places: there is always room, or some being made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn room_that_is_being_made_is_waited_for() {
+    let (manager, _) = manager_with(settings().with_max_workspaces(Some(2))).await;
+    let users: Vec<_> = (0..2)
+        .map(|user| {
+            let manager = manager.clone();
+            beside(async move {
+                for round in 0..5_000 {
+                    let name = format!("{user}-{}", round % 3);
+                    let result = get(&manager, &name).await;
+                    drop(result.unwrap_or_else(|error| panic!("round {round} of user {user}: {error}")));
+                }
+            })
+        })
+        .collect();
+    for user in users {
+        user.await.unwrap();
+    }
+}

@@ -99,11 +99,18 @@ impl Root {
 }
 
 impl Drop for Root {
-    /// The runtime ends without waiting for its tasks: the best that is left is the process group. What escaped from
-    /// it is found by its mark at the next start.
+    /// The runtime ends without waiting for its tasks, or the command does not end although it was killed: the best that
+    /// is left is the process group. What escaped from it is found by its mark at the next start.
     fn drop(&mut self) {
         self.signal_group(rustix::process::Signal::KILL);
-        *self.group.0.lock() = None;
+        let Some(pid) = self.group.0.lock().take() else { return };
+        // There may be no runtime any more that could hear of its end. Mostly that comes at once.
+        let reap = move || {
+            let _ = rustix::io::retry_on_intr(|| waitid(WaitId::Pid(pid), WaitIdOptions::EXITED));
+        };
+        if let Err(error) = std::thread::Builder::new().name("wsm-reap".to_owned()).spawn(reap) {
+            tracing::warn!(%error, "a killed command stays a zombie");
+        }
     }
 }
 

@@ -52,7 +52,9 @@ impl Driver {
                 never = pump => match never {},
             }
         };
-        let Self { mut stdout, mut stderr, events, closing, .. } = self;
+        let Self { root, mut stdout, mut stderr, events, closing, .. } = self;
+        // What follows may take as long as children in the background hold on to the output.
+        drop(root);
         let told = async {
             drain(&mut stdout, &events, ProcessEvent::Stdout).await;
             drain(&mut stderr, &events, ProcessEvent::Stderr).await;

@@ -17,3 +17,4 @@ pub(crate) use environment::Environment;
 pub(crate) use hunt::Hunt;
 pub(crate) use launcher::{Host, Launch, Launcher, Stdin};
 pub(crate) use marker::{Instance, Marked};
+pub(crate) use vfork::keep_ends_of_children;

@@ -36,7 +36,7 @@ pub(super) struct Image {
     pub(super) variables: Vec<CString>,
 }
 
-/// The open files that a child starts with. None of them has a number below 3.
+/// The open files that a child starts with. The three streams have no number below 3.
 #[derive(Debug)]
 pub(super) struct Files<'fd> {
     pub(super) stdin: BorrowedFd<'fd>,
@@ -115,6 +115,28 @@ pub(super) fn spawn(image: &Image, files: &Files<'_>) -> io::Result<(Pid, OwnedF
     }
 }
 
+/// Makes the kernel keep the ends of children until somebody asks for them: a process that was started with `SIGCHLD`
+/// ignored would never hear of one.
+pub(crate) fn keep_ends_of_children() {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: zero is a valid value of every field, and the signal is one that can be handled.
+    unsafe {
+        if libc::sigaction(libc::SIGCHLD, ptr::null(), action.as_mut_ptr()) != 0 {
+            return;
+        }
+        let action = action.assume_init_mut();
+        // Only then, so that no handler is lost that somebody sets at this moment.
+        if action.sa_sigaction == libc::SIG_IGN || action.sa_flags & libc::SA_NOCLDWAIT != 0 {
+            tracing::warn!("this process ignored the ends of its children, and does so no longer");
+            if action.sa_sigaction == libc::SIG_IGN {
+                action.sa_sigaction = libc::SIG_DFL;
+            }
+            action.sa_flags &= !libc::SA_NOCLDWAIT;
+            libc::sigaction(libc::SIGCHLD, action, ptr::null_mut());
+        }
+    }
+}
+
 /// Waits for the descriptor of a child without blocking.
 pub(super) fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an owned descriptor stays open, and the same, for as long as the `AsyncFd` owns it.
@@ -143,15 +165,19 @@ fn become_program(call: &Call<'_>) -> c_int {
         if libc::setsid() < 0 || libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0 {
             return errno();
         }
+        // Before the streams, which may take the directory's number.
+        if libc::fchdir(call.directory) < 0 {
+            return errno();
+        }
         for (&file, number) in call.files.iter().zip(0..) {
-            // The copy stays open when the program is executed; everything else closes by itself.
+            // The copy stays open when the program is executed.
             if libc::dup2(file, number) < 0 {
                 return errno();
             }
         }
-        if libc::fchdir(call.directory) < 0 {
-            return errno();
-        }
+        // Everything else closes then, also what the service was started with or what a library opened carelessly. Where
+        // the kernel does not know the call (before Linux 5.11), all that Rust has opened closes by itself.
+        libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
         reset_signal_handlers();
         set_signal_mask(0);
         execute(call)
@@ -179,8 +205,9 @@ unsafe fn execute(call: &Call<'_>) -> c_int {
     result
 }
 
-/// Handlers of the service must not run in the child, and what the service ignores the program shall not:
-/// the runtime of Rust ignores `SIGPIPE`, on which pipelines of a shell depend.
+/// Handlers of the service must not run in the child, and what the service ignores the program shall not: the runtime of
+/// Rust ignores `SIGPIPE`, on which pipelines of a shell depend, and a service that a shell put into the background
+/// ignores `SIGINT`, which would then never reach a command.
 fn reset_signal_handlers() {
     for signal in 1..=LAST_SIGNAL {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
@@ -188,8 +215,7 @@ fn reset_signal_handlers() {
         unsafe {
             if libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) == 0 {
                 let action = action.assume_init_mut();
-                let has_handler = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
-                if has_handler || signal == libc::SIGPIPE {
+                if action.sa_sigaction != libc::SIG_DFL {
                     action.sa_sigaction = libc::SIG_DFL;
                     action.sa_flags = 0;
                     libc::sigaction(signal, action, ptr::null_mut());

@@ -74,10 +74,10 @@ const READ: &str = r#"
 tail -c "+$2" -- "$1" | head -c "$3"
 "#;
 
-/// Arguments: target, temporary file, whether to create parents, whether to overwrite.
+/// Arguments: target, temporary file, whether to create parents, whether to overwrite, parent. The shell itself can not
+/// tell the parent: what a command prints loses the newlines at its end, and a name may end in some.
 const WRITE_BEGIN: &str = r#"
-parent=$(dirname -- "$1")
-if [ "$3" = true ]; then make "$parent"; else [ -d "$parent" ] || exit 44; fi
+if [ "$3" = true ]; then make "$5"; else [ -d "$5" ] || exit 44; fi
 [ -d "$1" ] && [ ! -L "$1" ] && exit 45
 [ "$4" = true ] || ! there "$1" || exit 47
 : > "$2" || exit 46
@@ -113,16 +113,20 @@ else rm -f -- "$1" || exit 46
 fi
 "#;
 
+/// An empty directory in the way is made again when the move fails after all, as into itself.
 const RENAME: &str = r#"
 there "$1" || exit 44
+[ ! -L "$1" ] && [ ! -L "$2" ] && [ "$1" -ef "$2" ] && exit 0
+removed=
 if [ -d "$2" ] && [ ! -L "$2" ]; then
   [ -d "$1" ] && [ ! -L "$1" ] || exit 47
   rmdir -- "$2" 2>/dev/null || exit 48
+  removed=true
 elif there "$2"; then
   [ -d "$1" ] && [ ! -L "$1" ] && exit 47
   [ -L "$2" ] && rm -f -- "$2"
 fi
-mv -f -- "$1" "$2" || exit 46
+mv -f -- "$1" "$2" || { [ -z "$removed" ] || mkdir -- "$2"; exit 46; }
 "#;
 
 /// Gives a workspace file operations that are made of commands: `sh`, `stat`, `find`, `mv` and their like.
@@ -358,7 +362,11 @@ impl Workspace for ExecFiles {
         let temporary = format!("{directory}/.wsm-{}.tmp", WorkspaceId::random());
         let overwrite = overwrite.to_string();
         let mut unfinished = Unfinished { files: self, path: Some(temporary.clone()) };
-        self.run(WRITE_BEGIN, &[&target, &temporary, &create_parents.to_string(), &overwrite]).await?;
+        let parent = match target.trim_end_matches('/').rsplit_once('/') {
+            Some(("", _)) | None => "/",
+            Some((parent, _)) => parent,
+        };
+        self.run(WRITE_BEGIN, &[&target, &temporary, &create_parents.to_string(), &overwrite, parent]).await?;
         let mut piece = BytesMut::new();
         loop {
             let next = body.try_next().await?;

@@ -34,6 +34,7 @@ cases! {
     F7 the_workspace_directory_itself_stays [Files];
     F8 rename_moves_files_and_directories_and_replaces_a_file [Files];
     F8 rename_does_not_destroy_what_it_can_not_replace [Files];
+    F8 rename_onto_or_into_itself_loses_nothing [Files];
     F9 relative_paths_start_where_commands_do [Files];
     F10 no_path_leads_out [ConfinedFiles];
     F10 no_link_leads_out [ConfinedFiles Shell];
@@ -75,6 +76,14 @@ async fn any_name_can_be_written(context: Context) {
     assert_eq!(names.len(), 10, "{names:?}");
     for entry in names {
         workspace.remove(&entry.name, RemoveOptions::default()).await.expect("it can be removed");
+    }
+    for directory in ["new\n", "-rf", " "] {
+        let path = format!("{directory}/f");
+        write(&workspace, &path, "x").await;
+        let there: Vec<_> = workspace.list(".").await.expect("it can be listed").into_iter().map(|e| e.name).collect();
+        assert_eq!((text(&workspace, &path).await.as_str(), &there[..]), ("x", &[directory.to_owned()][..]));
+        let recursive = RemoveOptions::default().with_recursive(true);
+        workspace.remove(directory, recursive).await.expect("it can be removed");
     }
 }
 
@@ -325,6 +334,25 @@ async fn rename_does_not_destroy_what_it_can_not_replace(context: Context) {
     }
     assert_eq!(text(&workspace, "full/f").await + &text(&workspace, "dir/g").await, "xy");
     assert_eq!(text(&workspace, "file").await, "z");
+}
+
+async fn rename_onto_or_into_itself_loses_nothing(context: Context) {
+    let workspace = context.workspace().await;
+    write(&workspace, "file", "x").await;
+    write(&workspace, "full/f", "y").await;
+    for directory in ["empty", "outer/inner"] {
+        workspace.make_dir(directory).await.expect("a directory can be made");
+    }
+    for path in ["file", "full", "empty"] {
+        workspace.rename(path, path).await.unwrap_or_else(|error| panic!("`{path}` onto itself: {error:?}"));
+    }
+    workspace.rename("outer", "outer/inner").await.expect_err("it would be inside of itself");
+    workspace.rename("outer", "outer/new").await.expect_err("it would be inside of itself");
+    assert_eq!(text(&workspace, "file").await + &text(&workspace, "full/f").await, "xy");
+    for directory in ["empty", "outer/inner"] {
+        assert!(workspace.stat(directory).await.is_ok_and(|found| found.is_dir()), "`{directory}` is still there");
+    }
+    assert_eq!(workspace.list("outer").await.expect("it can be listed").len(), 1);
 }
 
 async fn relative_paths_start_where_commands_do(context: Context) {

@@ -186,15 +186,39 @@ impl WorkspaceId {
         Self((&*uuid::Uuid::new_v4().simple().encode_lower(&mut buffer)).into())
     }
 
-    /// Makes an id of a digest. Hexadecimal digits always satisfy the rule of ids.
+    /// Makes the id that a policy assigns of a digest. Its characters always satisfy the rule of ids.
     pub(crate) fn from_digest(digest: &[u8; 16]) -> Self {
-        let mut buffer = [0; 32];
-        // The buffer is exactly twice the digest, the only thing that this call can refuse.
-        let encoded = hex::encode_to_slice(digest, &mut buffer).is_ok();
+        let mut buffer = [0; ASSIGNED_LEN];
+        let (prefix, digits) = buffer.split_at_mut(ASSIGNED_PREFIX.len());
+        prefix.copy_from_slice(ASSIGNED_PREFIX.as_bytes());
+        // There is room for exactly two digits of each byte, and a lack of it is the only thing that this refuses.
+        let encoded = hex::encode_to_slice(digest, digits).is_ok();
         debug_assert!(encoded);
         Self(std::str::from_utf8(&buffer).unwrap_or_default().into())
     }
+
+    /// Whether the id has the form of those that a policy assigns.
+    ///
+    /// Anybody who knows the ids of a user and an agent can compute theirs. So somebody who names such an id, which does
+    /// not exist yet and no policy gives them, would take another's workspace before it is made.
+    ///
+    /// ```
+    /// use wsm_core::{IsolationPolicy, Scope, WorkspaceId};
+    ///
+    /// let scope = Scope::new("ann", "coder", "s1")?;
+    /// assert!(IsolationPolicy::PerAgent.assign(&scope).is_assigned());
+    /// assert!(!WorkspaceId::random().is_assigned());
+    /// # Ok::<(), wsm_core::IdError>(())
+    /// ```
+    pub fn is_assigned(&self) -> bool {
+        let digits = self.0.strip_prefix(ASSIGNED_PREFIX).unwrap_or_default();
+        self.0.len() == ASSIGNED_LEN && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    }
 }
+
+/// What the ids that a policy assigns begin with. Ids that people bring along, such as UUIDs, do not.
+const ASSIGNED_PREFIX: &str = "ws-";
+const ASSIGNED_LEN: usize = ASSIGNED_PREFIX.len() + 32;
 
 #[cfg(test)]
 mod tests {

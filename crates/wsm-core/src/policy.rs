@@ -47,8 +47,9 @@ impl IsolationPolicy {
     /// The id of the workspace that `scope` works in under this policy.
     ///
     /// Pure: no input or output, no clock, no randomness, so every replica gives the same answer, for ever. The id is
-    /// BLAKE2b-128 over a domain tag, the policy's name and the fields of the scope that the policy tells apart, each
-    /// preceded by its length; so no two different field lists are ever hashed as the same bytes.
+    /// `ws-` and, in hexadecimal digits, BLAKE2b-128 over a domain tag, the policy's name and the fields of the scope that
+    /// the policy tells apart, each preceded by its length; so no two different field lists are ever hashed as the same
+    /// bytes.
     ///
     /// ```
     /// use wsm_core::{IsolationPolicy, Scope};

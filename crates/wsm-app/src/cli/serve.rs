@@ -15,6 +15,13 @@ use super::{
 };
 use crate::{App, Metrics, assemble, auth::is_loopback, config::Settings, create_app};
 
+/// What the help says after the flags.
+pub(super) const HELP: &str = "\
+One line on standard output says where the service listens once it does; the API is described at /docs there. A stop puts
+all workspaces away and keeps their files. A second signal stops at once.
+
+Beyond this machine, the service only listens when `auth.token` or `auth.tokens` is configured.";
+
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
 pub(super) struct ServeArgs {

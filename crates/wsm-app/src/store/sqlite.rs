@@ -67,10 +67,60 @@ impl SqliteStore {
         Ok(Self { pool, path: path.to_owned() })
     }
 
+    /// Looks at a store that exists, in use or not, and changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open).
+    pub async fn inspect(path: &Path) -> Result<StoreReport> {
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .read_only(true)
+            .busy_timeout(BUSY_TIMEOUT)
+            .disable_statement_logging();
+        let cannot_open = |error| cannot_open(path, error);
+        let mut connection = SqliteConnection::connect_with(&options).await.map_err(cannot_open)?;
+        check_is_ours(path, &mut connection).await?;
+        let newest = MIGRATIONS.iter().map(|migration| migration.version).max().unwrap_or(0);
+        let mut report = StoreReport { version: 0, newest, sessions: 0, workspaces: 0, damage: None };
+        let damage: String =
+            sqlx::query_scalar("PRAGMA quick_check(1)").fetch_one(&mut connection).await.map_err(cannot_open)?;
+        report.damage = Some(damage).filter(|text| text != "ok");
+        let is_empty = "SELECT count(*) FROM sqlite_schema WHERE name = 'sessions'";
+        let tables: i64 = sqlx::query_scalar(is_empty).fetch_one(&mut connection).await.map_err(cannot_open)?;
+        if tables > 0 {
+            for (query, number) in [
+                ("SELECT max(version) FROM _sqlx_migrations", &mut report.version),
+                ("SELECT count(*) FROM sessions WHERE deleted_at IS NULL", &mut report.sessions),
+                ("SELECT count(*) FROM workspaces", &mut report.workspaces),
+            ] {
+                *number = sqlx::query_scalar(query).fetch_one(&mut connection).await.map_err(cannot_open)?;
+            }
+        }
+        connection.close().await.map_err(cannot_open)?;
+        Ok(report)
+    }
+
     /// Where the store is.
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// What a store is like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreReport {
+    /// The version of its tables; 0 when it has none yet.
+    pub version: i64,
+    /// The version that this wsm brings every store to.
+    pub newest: i64,
+    /// How many sessions it has.
+    pub sessions: i64,
+    /// How many workspace records it has.
+    pub workspaces: i64,
+    /// What a check of the file found wrong.
+    pub damage: Option<String>,
 }
 
 /// Checks that the file is a store, or nothing yet, and brings it up to date.

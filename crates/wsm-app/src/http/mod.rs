@@ -4,6 +4,7 @@
 //! [`Problem`].
 
 mod admin;
+mod body;
 mod directories;
 mod docs;
 mod download;
@@ -13,7 +14,6 @@ mod exec;
 mod extract;
 mod files;
 mod health;
-mod linger;
 mod observe;
 mod opening;
 mod sessions;
@@ -108,7 +108,7 @@ pub(crate) fn router(state: SharedState) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CatchPanicLayer::custom(observe::panicked))
-        .layer(middleware::from_fn(linger::linger))
+        .layer(middleware::from_fn(body::watch))
         .layer(middleware::from_fn(observe::observe))
         .layer(Extension(state))
 }

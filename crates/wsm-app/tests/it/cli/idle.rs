@@ -28,7 +28,7 @@ impl Events {
                 }
                 continue;
             }
-            let chunk = tokio::time::timeout(DEADLINE, self.bytes.next()).await.expect("an event");
+            let chunk = tokio::time::timeout(DEADLINE, self.bytes.next()).await.unwrap();
             self.text.push_str(std::str::from_utf8(&chunk.unwrap().unwrap()).unwrap());
         }
     }

@@ -20,6 +20,7 @@ use axum::{
 };
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
+use http::header;
 use tokio::{
     runtime::Handle,
     time::{Instant, Sleep, sleep},
@@ -34,7 +35,8 @@ pub(super) async fn watch(request: Request, next: Next) -> Response {
     let state = request.extensions().get::<SharedState>().map(|state| Arc::clone(&state.0));
     let request = match state {
         Some(state) if !request.body().is_end_stream() => {
-            request.map(|body| Body::from_stream(Watched::new(body, state)))
+            let unasked = request.headers().contains_key(header::EXPECT);
+            request.map(|body| Body::from_stream(Watched::new(body, state, unasked)))
         }
         _ => request,
     };
@@ -48,12 +50,14 @@ struct Watched {
     /// The end of the pause; counts while somebody waits for the client, and not while nobody reads.
     pause: Pin<Box<Sleep>>,
     waiting: bool,
+    /// Whether the client waits to be asked for the body. Reading it is asking for it.
+    unasked: bool,
 }
 
 impl Watched {
-    fn new(body: Body, state: Arc<AppState>) -> Self {
+    fn new(body: Body, state: Arc<AppState>, unasked: bool) -> Self {
         let pause = Box::pin(sleep(state.limits.max_body_pause));
-        Self { rest: Some(body.into_data_stream()), state, pause, waiting: false }
+        Self { rest: Some(body.into_data_stream()), state, pause, waiting: false, unasked }
     }
 }
 
@@ -61,6 +65,7 @@ impl Stream for Watched {
     type Item = Result<Bytes, axum::Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.unasked = false;
         let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
         if let Poll::Ready(next) = rest.poll_next_unpin(context) {
             self.waiting = false;
@@ -83,6 +88,9 @@ impl Stream for Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
+        if self.unasked {
+            return;
+        }
         let (Some(mut rest), Ok(runtime)) = (self.rest.take(), Handle::try_current()) else { return };
         let stopping = self.state.stopping.clone();
         let reading = async move { while let Some(Ok(_)) = rest.next().await {} };

@@ -217,7 +217,7 @@ fn not_utf8(query: &str) -> Option<String> {
         let mut bytes = Vec::with_capacity(text.len());
         let mut rest = text.as_bytes();
         while let Some((first, more)) = rest.split_first() {
-            let escaped = more.get(..2).filter(|_| *first == b'%').and_then(|digits| hex(digits));
+            let escaped = more.get(..2).filter(|_| *first == b'%').and_then(hex);
             bytes.push(escaped.unwrap_or(*first));
             rest = if escaped.is_some() { &more[2..] } else { more };
         }

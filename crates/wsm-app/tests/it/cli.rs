@@ -11,6 +11,7 @@ mod over_http;
 mod places;
 mod run;
 mod serve;
+mod sockets;
 mod together;
 
 use std::{

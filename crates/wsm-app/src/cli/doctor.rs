@@ -53,7 +53,7 @@ async fn checks(sources: Sources, service: RemoteArgs, all: bool) -> Vec<Check> 
             checks.push(Check::ok("configuration", "it can be read: `wsm config show` prints it"));
             checks.extend(backend::checks(&settings).await);
             checks.extend(place::checks(&settings));
-            checks.extend(store::checks(&settings.store).await);
+            checks.extend(store::checks(&settings).await);
             if all {
                 let others = BACKENDS.iter().filter(|backend| backend.name != settings.backend.name);
                 for other in others {

@@ -201,6 +201,17 @@ fn check_basedir(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses a `store` that can not be a file before anything is made, the file that locks it among it.
+fn check_store(settings: &Settings) -> anyhow::Result<()> {
+    let store = &settings.store;
+    let named = store.file_name().is_some() && !store.as_os_str().as_encoded_bytes().ends_with(b"/");
+    anyhow::ensure!(named, "`store`: `{}` names a directory: give a file", store.display());
+    if let Ok(found) = store.metadata() {
+        anyhow::ensure!(found.is_file(), "`store`: `{}` is not a file", store.display());
+    }
+    Ok(())
+}
+
 /// Says where data are kept, once: when the directories that nobody chose do not exist yet.
 #[expect(clippy::print_stderr, reason = "a message for the person at the terminal")]
 fn announce_defaults(settings: &Settings) {

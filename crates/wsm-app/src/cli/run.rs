@@ -15,7 +15,7 @@ use wsm_core::{
 };
 
 use super::{
-    SettingsArgs, announce_defaults, check_basedir,
+    SettingsArgs, announce_defaults, check_basedir, check_store,
     exit_codes::{self, BROKEN_PIPE},
     load,
     login::login_name,
@@ -78,6 +78,7 @@ pub(super) async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let command = command_of(command, timeout.as_deref())?;
     let mut signals = Signals::new()?;
     check_basedir(&settings)?;
+    check_store(&settings)?;
     announce_defaults(&settings);
 
     let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&settings.store).await?);

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use wsm_core::{EventListener, Signal};
 
 use super::{
-    SettingsArgs, announce_defaults, check_basedir, load,
+    SettingsArgs, announce_defaults, check_basedir, check_store, load,
     signals::{Signals, exit_code},
     start_logging,
 };
@@ -55,6 +55,7 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     // Heard from the very beginning, so that a stop during the start is a stop, too.
     let mut signals = Signals::new()?;
     check_basedir(&settings)?;
+    check_store(&settings)?;
     announce_defaults(&settings);
 
     let metrics = Arc::new(Metrics::new());

@@ -99,6 +99,10 @@ impl Kind {
             Self::Text | Self::Filter | Self::Secret | Self::Path | Self::Address => {
                 let text = leaf.text().filter(|text| !text.is_empty() && !text.contains('\0'));
                 let text = text.ok_or_else(|| refuse("a text that is not empty"))?;
+                // No header can hold it, so that nobody could ever give it.
+                if self == Self::Secret && (text.trim() != text || text.contains(char::is_control)) {
+                    return Err(refuse("a text without control characters, and without spaces around it"));
+                }
                 if self == Self::Address && address(&text).is_none() {
                     return Err(refuse("an address and a port, such as `127.0.0.1:8080`"));
                 }

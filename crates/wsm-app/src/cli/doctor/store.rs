@@ -2,12 +2,23 @@
 
 use std::path::Path;
 
-use super::report::{Check, Status};
-use crate::store::{SqliteStore, StoreLock};
+use super::{
+    super::check_store,
+    report::{Check, Status},
+};
+use crate::{
+    config::Settings,
+    store::{SqliteStore, StoreLock},
+};
 
 const NAME: &str = "store";
 
-pub(super) async fn checks(store: &Path) -> Vec<Check> {
+pub(super) async fn checks(settings: &Settings) -> Vec<Check> {
+    if let Err(error) = check_store(settings) {
+        let check = Check::new(Status::Failed, NAME, format!("{error:#}"));
+        return vec![check.with_advice("choose another place with `--store`")];
+    }
+    let store = &*settings.store;
     let shown = store.display();
     if !store.exists() {
         return vec![match can_be_made(store) {

@@ -39,6 +39,8 @@ Examples:
   wsm exec --session review --timeout 5m -- sh -c 'make test 2>&1 | tail'
   git diff | wsm exec -- wc -l";
 
+const TOO_LONG: &str = "standard input is too long: copy it into the workspace with `wsm cp - SESSION:PATH` first";
+
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
 pub(super) struct ExecArgs {
@@ -80,11 +82,12 @@ pub(super) async fn exec(args: ExecArgs) -> anyhow::Result<ExitCode> {
         body["timeout_seconds"] = crate::config::parse_duration(&text).with_context(message)?.as_secs_f64().into();
     }
     let client = Client::of_user(service, user)?;
-    let agent = sessions::agent_of(&client, &session, agent.as_deref(), Missing::Make).await?;
+    // First, so that input that is refused makes no session.
     if let Some(input) = input()? {
         body["stdin"] = BASE64_STANDARD.encode(input).into();
         body["stdin_encoding"] = "base64".into();
     }
+    let agent = sessions::agent_of(&client, &session, agent.as_deref(), Missing::Make).await?;
     let request = client
         .request(Method::POST, &["workspace", "exec"])?
         .query(&[("agent_id", &*agent), ("session_id", &*session)])
@@ -93,6 +96,9 @@ pub(super) async fn exec(args: ExecArgs) -> anyhow::Result<ExitCode> {
     let response = match client.send(request).await {
         Ok(response) => response,
         Err(error) => {
+            if sessions::is(&error, "too_large") {
+                return Err(error.context(TOO_LONG));
+            }
             let refusal = error.downcast_ref::<Refusal>();
             let Some(code) = refusal.and_then(|refusal| exit_codes::of_refusal(refusal.code())) else {
                 return Err(error);
@@ -169,12 +175,8 @@ impl End {
 }
 
 fn variables(assignments: &[String]) -> anyhow::Result<BTreeMap<&str, &str>> {
-    let split = |text: &'_ String| -> anyhow::Result<()> {
-        anyhow::ensure!(text.contains('='), "`--env`: `{text}` is not of the form NAME=VALUE");
-        Ok(())
-    };
-    assignments.iter().try_for_each(split)?;
-    Ok(assignments.iter().filter_map(|text| text.split_once('=')).collect())
+    let refuse = |text| format!("`--env`: `{text}` is not of the form NAME=VALUE");
+    assignments.iter().map(|text| text.split_once('=').with_context(|| refuse(text))).collect()
 }
 
 /// What the command is to read: nothing from a terminal, since it could not be read as it is typed.
@@ -192,7 +194,7 @@ fn input() -> anyhow::Result<Option<Vec<u8>>> {
     }
     anyhow::ensure!(
         bytes.len() as u64 <= MAX_INPUT_BYTES,
-        "standard input is longer than {} MiB: copy it into the workspace with `wsm cp - SESSION:PATH` first",
+        "{TOO_LONG}: it is longer than {} MiB",
         MAX_INPUT_BYTES >> 20
     );
     Ok(Some(bytes).filter(|bytes| !bytes.is_empty()))

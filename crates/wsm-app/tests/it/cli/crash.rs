@@ -1,9 +1,10 @@
 //! A service that is killed, and the one that comes after it.
 
-use std::{path::Path, process::Command};
+use std::path::Path;
 
 use futures::future::join_all;
 use serde_json::{Value, json};
+use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio::task::JoinSet;
 
 use super::{Service, alive};
@@ -23,15 +24,12 @@ fn number_in(file: &Path) -> Option<String> {
     std::fs::read_to_string(file).ok().filter(|text| text.ends_with('\n'))
 }
 
-/// What SQLite itself says of the file, through the tool that looks and changes nothing.
-fn store_is_sound(dir: &Path) {
-    let (code, text, _) =
-        super::told(super::output(dir, &["doctor", "--basedir", "base", "--store", "wsm.db", "--json"]));
-    assert_eq!(code, 0, "{text}");
-    assert!(!text.contains("damaged"), "{text}");
-    if let Ok(output) = Command::new("sqlite3").arg(dir.join("wsm.db")).arg("PRAGMA integrity_check").output() {
-        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "ok");
-    }
+async fn store_is_sound(dir: &Path) {
+    let options = SqliteConnectOptions::new().filename(dir.join("wsm.db"));
+    let mut store = SqliteConnection::connect_with(&options).await.unwrap();
+    let said: Vec<String> = sqlx::query_scalar("PRAGMA integrity_check").fetch_all(&mut store).await.unwrap();
+    assert_eq!(said, ["ok"]);
+    store.close().await.unwrap();
 }
 
 #[tokio::test]
@@ -52,7 +50,7 @@ async fn a_kill_in_the_middle_of_a_command_leaves_no_process_and_loses_nothing()
     assert_eq!(service.session("s").await, session);
     assert_eq!(service.sh("s", "cat f").await["stdout"], "kept\n");
     service.stop();
-    store_is_sound(dir.path());
+    store_is_sound(dir.path()).await;
 }
 
 #[tokio::test]
@@ -95,6 +93,6 @@ async fn a_kill_while_many_workspaces_are_opened_loses_none() {
         });
         assert_eq!(strays.count(), 0, "nothing of the killed service runs");
         service.stop();
-        store_is_sound(dir.path());
+        store_is_sound(dir.path()).await;
     }
 }

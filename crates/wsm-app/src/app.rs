@@ -89,6 +89,8 @@ pub struct Limits {
     pub max_request_bytes: usize,
     /// The longest file that is uploaded, in bytes.
     pub max_upload_bytes: u64,
+    /// For how long a client may send nothing of a body that it has begun.
+    pub max_body_pause: Duration,
 }
 
 impl Default for Limits {
@@ -100,6 +102,7 @@ impl Default for Limits {
             max_exec_output_limit: 16 << 20,
             max_request_bytes: 16 << 20,
             max_upload_bytes: 1 << 30,
+            max_body_pause: Duration::from_secs(60),
         }
     }
 }

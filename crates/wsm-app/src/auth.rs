@@ -12,7 +12,7 @@
 use std::{fmt, net::IpAddr};
 
 use blake2::{Blake2b512, Digest};
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, HeaderName, StatusCode, header};
 use secrecy::{ExposeSecret, SecretString};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use wsm_core::UserId;
@@ -57,6 +57,14 @@ impl AuthConfig {
 
     /// Finds out for whom a request speaks.
     pub(crate) fn authenticate(&self, headers: &HeaderMap, peer: Option<IpAddr>) -> Result<Principal, Problem> {
+        // Whoever reads another one of several than we do has authenticated another request.
+        for name in [HeaderName::from_static(USER_HEADER), header::AUTHORIZATION, header::HOST] {
+            if headers.get_all(&name).iter().nth(1).is_some() {
+                let detail = format!("the header `{name}` is given more than once");
+                let problem = Problem::new(StatusCode::BAD_REQUEST, "invalid_input", "repeated_header", detail);
+                return Err(problem.with_field(name.as_str()));
+            }
+        }
         let named = headers.get(USER_HEADER).map(|value| value.as_bytes()).filter(|value| !value.is_empty());
         let named = named.map(parse_user).transpose()?;
         match headers.get(header::AUTHORIZATION) {

@@ -14,6 +14,7 @@ use std::{
 
 use futures::TryStreamExt;
 use moka::sync::Cache;
+use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 use wsm_core::{
     AgentId, CachedWorkspace, CloseOptions, Error, ErrorKind, FoundWorkspace, GetRequest, IsolationPolicy, OutcomeKind,
@@ -149,6 +150,11 @@ impl Service {
             .spawn(work)
             .await
             .unwrap_or_else(|error| Err(Error::new(ErrorKind::Backend, "the work broke off").with_source(error)))
+    }
+
+    /// Runs `work` that nobody waits for but a stop.
+    pub(crate) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
+        self.tasks.spawn_on(work, runtime);
     }
 
     /// Makes a session, or finds the equal one that exists. Tells which.

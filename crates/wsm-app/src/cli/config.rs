@@ -1,10 +1,10 @@
 //! `wsm config`: the configuration as wsm understands it.
 
-use std::{io::Write, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use super::{SettingsArgs, load};
+use super::{SettingsArgs, load, talk::print};
 use crate::config::describe_keys;
 
 #[derive(Debug, Args)]
@@ -15,9 +15,9 @@ pub(super) struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Prints the effective configuration and where each value came from, secrets hidden.
+    /// Prints the effective configuration and where each value came from, secrets hidden
     Show(SettingsArgs),
-    /// Lists the keys and what they are for.
+    /// Lists the keys and what they are for
     Keys,
 }
 
@@ -26,6 +26,6 @@ pub(super) fn config(args: ConfigArgs) -> anyhow::Result<ExitCode> {
         ConfigCommand::Show(args) => load(args, &[])?.show(),
         ConfigCommand::Keys => describe_keys().iter().map(|(key, about)| format!("{key:24} {about}\n")).collect(),
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    print(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -2,10 +2,22 @@
 //!
 //! One file for each subcommand; this one holds what they share: their flags, and how a configuration is made of them.
 
+mod completions;
 mod config;
+mod cp;
+mod doctor;
+mod exec;
+mod exit_codes;
+mod login;
+mod put_away;
+mod remote;
 mod run;
 mod serve;
+mod sessions;
 mod signals;
+mod table;
+mod talk;
+mod workspaces;
 
 use std::{
     ffi::OsString,
@@ -15,20 +27,35 @@ use std::{
 
 use clap::{Args, Parser, Subcommand};
 
+use exit_codes::{BROKEN_PIPE, COMMAND_FAILED, FAILED, USAGE};
+use talk::complain;
+
 use crate::{
     assemble::BACKENDS,
     config::{Settings, Sources},
     telemetry,
 };
 
-/// What a wrong command line exits with, as with other commands.
-const USAGE: u8 = 2;
+/// What the help says after the list of commands.
+const EXAMPLES: &str = "\
+Begin here:
+  wsm run -- sh -c 'echo hello > f; ls'    one command in your workspace, without a service
+  wsm serve                                the service, in one terminal
+  wsm exec -- ls                           the same workspace, through the service, in another one
+  wsm cp report.txt default:               a file into the workspace of the session `default`
+  wsm doctor                               what is missing, should something not work
 
-/// What `wsm run` exits with when wsm itself failed, so that no exit code of a command is mistaken for it.
-const RUN_FAILED: u8 = 125;
+A workspace is a directory, a container or a virtual machine that belongs to whoever asks: by default, every agent of a
+user has one of its own. `wsm config keys` lists what can be configured.";
 
 #[derive(Debug, Parser)]
-#[command(name = "wsm", version, about = "Gives every agent the workspace it should work in", propagate_version = true)]
+#[command(
+    name = "wsm",
+    version,
+    about = "Gives every agent the workspace it should work in",
+    propagate_version = true,
+    after_help = EXAMPLES
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -36,12 +63,53 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Runs the service.
-    Serve(serve::ServeArgs),
-    /// Runs one command in a workspace, without a service.
-    Run(run::RunArgs),
-    /// Looks at the configuration.
+    /// Runs the service, until it is told to stop by Ctrl-C or SIGTERM
+    #[command(after_help = serve::HELP)]
+    Serve(Box<serve::ServeArgs>),
+    /// Runs one command in a workspace, without a service
+    #[command(after_help = run::HELP)]
+    Run(Box<run::RunArgs>),
+    /// Lists the workspaces of a running service
+    #[command(name = "ls", visible_alias = "list")]
+    List(workspaces::ListArgs),
+    /// Shows one workspace of a running service
+    Show(workspaces::ShowArgs),
+    /// Runs one command through a running service
+    #[command(after_help = exec::HELP)]
+    Exec(Box<exec::ExecArgs>),
+    /// Copies files and directories into a workspace or out of it, through a running service
+    #[command(name = "cp", visible_alias = "copy", after_help = cp::HELP)]
+    Copy(Box<cp::CopyArgs>),
+    /// Puts a workspace away and keeps its files: the next use brings it back
+    Close(put_away::CloseArgs),
+    /// Ends a workspace and deletes its files, for ever
+    Destroy(put_away::DestroyArgs),
+    /// Checks whether wsm can work here, and says what to do where it can not
+    #[command(after_help = doctor::HELP)]
+    Doctor(Box<doctor::DoctorArgs>),
+    /// Looks at the configuration
     Config(config::ConfigArgs),
+    /// Prints what a shell needs to complete the command line
+    #[command(after_help = completions::HELP)]
+    Completions(completions::CompletionsArgs),
+}
+
+impl Command {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Serve(args) => block_on(serve::serve(*args)),
+            Self::Run(args) => block_on(run::run(*args)),
+            Self::List(args) => block_on(workspaces::list(args)),
+            Self::Show(args) => block_on(workspaces::show(args)),
+            Self::Exec(args) => block_on(exec::exec(*args)),
+            Self::Copy(args) => block_on(cp::copy(*args)),
+            Self::Close(args) => block_on(put_away::close(args)),
+            Self::Destroy(args) => block_on(put_away::destroy(args)),
+            Self::Doctor(args) => block_on(doctor::doctor(*args)),
+            Self::Config(args) => config::config(args),
+            Self::Completions(args) => completions::completions(&args),
+        }
+    }
 }
 
 /// The flags that say which workspaces to use. They win over variables, and those over the file.
@@ -133,6 +201,17 @@ fn check_basedir(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses a `store` that can not be a file before anything is made, the file that locks it among it.
+fn check_store(settings: &Settings) -> anyhow::Result<()> {
+    let store = &settings.store;
+    let named = store.file_name().is_some() && !store.as_os_str().as_encoded_bytes().ends_with(b"/");
+    anyhow::ensure!(named, "`store`: `{}` names a directory: give a file", store.display());
+    if let Ok(found) = store.metadata() {
+        anyhow::ensure!(found.is_file(), "`store`: `{}` is not a file", store.display());
+    }
+    Ok(())
+}
+
 /// Says where data are kept, once: when the directories that nobody chose do not exist yet.
 #[expect(clippy::print_stderr, reason = "a message for the person at the terminal")]
 fn announce_defaults(settings: &Settings) {
@@ -147,26 +226,24 @@ fn announce_defaults(settings: &Settings) {
 }
 
 /// Runs the command line and gives what to exit with.
-#[expect(clippy::print_stderr, reason = "this is where errors reach the person at the terminal")]
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.into_iter().collect();
-    let failed = if args.get(1).is_some_and(|arg| arg == "run") { RUN_FAILED } else { 1 };
+    let runs_a_command = args.get(1).is_some_and(|arg| arg == "run" || arg == "exec");
+    let (usage, failed) = if runs_a_command { (COMMAND_FAILED, COMMAND_FAILED) } else { (USAGE, FAILED) };
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
             // Help is no error. A message that can not be written has nowhere else to go.
             let _ = error.print();
-            let code = if failed == RUN_FAILED { RUN_FAILED } else { USAGE };
-            return if error.use_stderr() { code.into() } else { ExitCode::SUCCESS };
+            return if error.use_stderr() { usage.into() } else { ExitCode::SUCCESS };
         }
     };
-    let outcome = match cli.command {
-        Command::Serve(args) => block_on(serve::serve(args)),
-        Command::Run(args) => block_on(run::run(args)),
-        Command::Config(args) => config::config(args),
-    };
-    outcome.unwrap_or_else(|error| {
-        eprintln!("wsm: {error:#}");
+    cli.command.run().unwrap_or_else(|error| {
+        // Nobody reads any more, so nobody has to be told.
+        if error.downcast_ref::<std::io::Error>().is_some_and(|it| it.kind() == std::io::ErrorKind::BrokenPipe) {
+            return BROKEN_PIPE.into();
+        }
+        complain(&format!("{error:#}"));
         failed.into()
     })
 }

@@ -15,9 +15,14 @@ use wsm_core::{
 };
 
 use super::{
-    RUN_FAILED, SettingsArgs, announce_defaults, check_basedir, load,
+    SettingsArgs, announce_defaults, check_basedir, check_store,
+    exit_codes::{self, BROKEN_PIPE},
+    load,
+    login::login_name,
+    sessions,
     signals::{self, Signals},
     start_logging,
+    talk::complain,
 };
 use crate::{
     assemble,
@@ -26,15 +31,13 @@ use crate::{
     store::{SqliteStore, Store},
 };
 
-/// Exit codes as shells give them.
-const TIMED_OUT: u8 = 124;
-const NOT_EXECUTABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
-const SIGNALED: u8 = 128;
-const SIGPIPE: u8 = 13;
-
 /// How much of stdin is read at once.
 const CHUNK: usize = 64 << 10;
+
+/// What the help says after the flags.
+pub(super) const HELP: &str = "\
+Exits with the command's own code; 128 and the signal's number when a signal ended it; 124 when the time limit did; 125
+when wsm failed or nobody saw how the command ended; 126 when the program can not be executed, 127 when there is none.";
 
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
@@ -75,6 +78,7 @@ pub(super) async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let command = command_of(command, timeout.as_deref())?;
     let mut signals = Signals::new()?;
     check_basedir(&settings)?;
+    check_store(&settings)?;
     announce_defaults(&settings);
 
     let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&settings.store).await?);
@@ -89,11 +93,7 @@ pub(super) async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn command_of(argv: Vec<OsString>, timeout: Option<&str>) -> anyhow::Result<Command> {
-    let argv: Vec<String> = argv
-        .into_iter()
-        .map(|arg| arg.into_string().map_err(|arg| anyhow::anyhow!("`{}` is not UTF-8", arg.display())))
-        .collect::<Result<_, _>>()?;
-    let mut command = Command::from_argv(argv);
+    let mut command = Command::from_argv(sessions::texts(argv)?);
     if let Some(text) = timeout {
         let timeout: Option<Duration> = crate::config::parse_duration(text);
         let message = || format!("`--timeout`: `{text}` is not allowed: allowed is a time above zero, such as `30s`");
@@ -131,15 +131,15 @@ async fn run_in(
     };
     match ended {
         Ok(code) => Ok(code),
-        Err(RunError::Workspace(error)) => match error.code() {
-            code @ ("program_not_found" | "program_not_executable") => {
+        Err(RunError::Workspace(error)) => match exit_codes::of_refusal(error.code()) {
+            Some(code) => {
                 complain(error.message());
-                Ok(if code == "program_not_found" { NOT_FOUND } else { NOT_EXECUTABLE })
+                Ok(code)
             }
-            _ => Err(error.into()),
+            None => Err(error.into()),
         },
         // Nobody reads what the command prints: it is ended as it would have been without wsm in between.
-        Err(RunError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(SIGNALED + SIGPIPE),
+        Err(RunError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(BROKEN_PIPE),
         Err(RunError::Output(error)) => Err(anyhow::Error::new(error).context("the output can not be passed on")),
     }
 }
@@ -196,7 +196,7 @@ async fn stream(workspace: &WorkspaceHandle, command: Command, signals: &mut Sig
         }
     }
     helpers.abort_all();
-    Ok(exit_code(&status))
+    Ok(exit_codes::of_status(&status))
 }
 
 /// For backends that can not stream: reads all input, runs the command, prints all output.
@@ -209,23 +209,7 @@ async fn collect(workspace: &WorkspaceHandle, command: Command) -> Result<u8, Ru
     stdout.flush().await?;
     stderr.write_all(&result.stderr.bytes).await?;
     stderr.flush().await?;
-    Ok(exit_code(&result.status))
-}
-
-fn exit_code(status: &ExitStatus) -> u8 {
-    match status {
-        // What no exit code can be is not passed on as another one.
-        ExitStatus::Exited { code } => u8::try_from(*code).unwrap_or(RUN_FAILED),
-        ExitStatus::Signaled { signal } => {
-            u8::try_from(*signal).map_or(RUN_FAILED, |signal| SIGNALED.saturating_add(signal))
-        }
-        ExitStatus::TimedOut => TIMED_OUT,
-        ExitStatus::Unknown { reason } => {
-            complain(&format!("nobody saw how the command ended: {reason}"));
-            RUN_FAILED
-        }
-        _ => RUN_FAILED,
-    }
+    Ok(exit_codes::of_status(&result.status))
 }
 
 fn warn_of_loss(workspace: &WorkspaceHandle) {
@@ -233,41 +217,5 @@ fn warn_of_loss(workspace: &WorkspaceHandle) {
     if outcome.kind == OutcomeKind::Recreated {
         let cause = outcome.cause.map(|cause| format!(" ({})", crate::metrics::name_of(&cause))).unwrap_or_default();
         complain(&format!("the files of this workspace were lost{cause}: it is empty"));
-    }
-}
-
-#[expect(clippy::print_stderr, reason = "a message for the person at the terminal")]
-fn complain(message: &str) {
-    eprintln!("wsm: {message}");
-}
-
-/// The name of whoever runs this, as far as it is known.
-fn login_name() -> String {
-    let variable = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
-    let uid = rustix::process::getuid().as_raw();
-    let listed = || {
-        let accounts = std::fs::read_to_string("/etc/passwd").ok()?;
-        let mut fields = accounts.lines().map(|line| line.split(':').collect::<Vec<_>>());
-        fields.find(|fields| fields.get(2).is_some_and(|id| *id == uid.to_string())).map(|fields| fields[0].to_owned())
-    };
-    variable("LOGNAME").or_else(|| variable("USER")).or_else(listed).unwrap_or_else(|| format!("uid-{uid}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exit_codes_are_those_of_shells() {
-        for (status, code) in [
-            (ExitStatus::Exited { code: 0 }, 0),
-            (ExitStatus::Exited { code: 255 }, 255),
-            (ExitStatus::Exited { code: 256 }, 125),
-            (ExitStatus::Signaled { signal: 9 }, 137),
-            (ExitStatus::TimedOut, 124),
-            (ExitStatus::Unknown { reason: String::new() }, 125),
-        ] {
-            assert_eq!(exit_code(&status), code, "{status:?}");
-        }
     }
 }

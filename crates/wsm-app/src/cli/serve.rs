@@ -9,11 +9,18 @@ use tokio_util::sync::CancellationToken;
 use wsm_core::{EventListener, Signal};
 
 use super::{
-    SettingsArgs, announce_defaults, check_basedir, load,
+    SettingsArgs, announce_defaults, check_basedir, check_store, load,
     signals::{Signals, exit_code},
     start_logging,
 };
 use crate::{App, Metrics, assemble, auth::is_loopback, config::Settings, create_app};
+
+/// What the help says after the flags.
+pub(super) const HELP: &str = "\
+One line on standard output says where the service listens once it does; the API is described at /docs there. A stop puts
+all workspaces away and keeps their files. A second signal stops at once.
+
+Beyond this machine, the service only listens when `auth.token` or `auth.tokens` is configured.";
 
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
@@ -48,6 +55,7 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     // Heard from the very beginning, so that a stop during the start is a stop, too.
     let mut signals = Signals::new()?;
     check_basedir(&settings)?;
+    check_store(&settings)?;
     announce_defaults(&settings);
 
     let metrics = Arc::new(Metrics::new());

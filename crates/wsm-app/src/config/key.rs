@@ -63,6 +63,7 @@ pub(crate) const APP_KEYS: &[Key] = &[
     key(&["max_exec_output_limit"], Kind::Size, "the highest output limit that a command may name"),
     key(&["max_request_bytes"], Kind::Size, "the longest JSON body"),
     key(&["max_upload_bytes"], Kind::Size, "the longest file that is uploaded"),
+    key(&["max_body_pause"], Kind::Duration, "for how long a client may send nothing of a body that it has begun"),
     key(&["auth", "token"], Kind::Secret, "the token of a trusted front, which says who the user is"),
     key(&["auth", "tokens"], Kind::Secrets, "tokens of single users: `\"user\" = \"token\"`"),
 ];
@@ -98,6 +99,10 @@ impl Kind {
             Self::Text | Self::Filter | Self::Secret | Self::Path | Self::Address => {
                 let text = leaf.text().filter(|text| !text.is_empty() && !text.contains('\0'));
                 let text = text.ok_or_else(|| refuse("a text that is not empty"))?;
+                // No header can hold it, so that nobody could ever give it.
+                if self == Self::Secret && (text.trim() != text || text.contains(char::is_control)) {
+                    return Err(refuse("a text without control characters, and without spaces around it"));
+                }
                 if self == Self::Address && address(&text).is_none() {
                     return Err(refuse("an address and a port, such as `127.0.0.1:8080`"));
                 }

@@ -18,6 +18,7 @@ impl Settings {
             max_exec_output_limit,
             max_request_bytes,
             max_upload_bytes,
+            max_body_pause,
         } = self.app.limits;
         let time = |duration| humantime::format_duration(duration).to_string();
         let mut effective = Table::new();
@@ -33,6 +34,7 @@ impl Settings {
         put("shutdown_timeout", time(self.app.shutdown_timeout).into());
         put("exec_timeout", time(exec_timeout).into());
         put("max_exec_timeout", time(max_exec_timeout).into());
+        put("max_body_pause", time(max_body_pause).into());
         for (key, bytes) in [
             ("exec_output_limit", exec_output_limit as u64),
             ("max_exec_output_limit", max_exec_output_limit as u64),

@@ -115,6 +115,8 @@ fn what_is_not_allowed_is_refused_with_its_place() {
         (set(&["isolation=per-agent"]), ["`isolation`", "`per_agent`, `per_session`, `per_user`", "--set"]),
         (set(&["listen=8080"]), ["`listen`", "an address and a port", "--set"]),
         (set(&["allow_foreign_owner=maybe"]), ["`allow_foreign_owner`", "`true` or `false`", "--set"]),
+        (set(&["auth.token=secret "]), ["`auth.token`", "without spaces", "--set"]),
+        (set(&["auth.tokens.ann=a\nb"]), ["`auth.tokens.ann`", "control characters", "--set"]),
         (set(&["max_upload_bytes=0"]), ["`max_upload_bytes`", "above zero", "--set"]),
         (set(&["store="]), ["`store`", "not empty", "--set"]),
         (set(&["exec_timeout=2h"]), ["`exec_timeout`", "above the ceiling `max_exec_timeout`", "--set"]),

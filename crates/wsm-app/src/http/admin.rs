@@ -6,7 +6,7 @@ use axum::Json;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
-use wsm_core::{CachedState, CachedWorkspace, CloseOptions, FoundState, WorkspaceId};
+use wsm_core::{CachedState, CachedWorkspace, CloseOptions, FoundState, UserId, WorkspaceId};
 
 use super::{
     Problem,
@@ -26,6 +26,10 @@ pub(super) struct ListParams {
     /// Whether to list all that the backend and the records know, not only the cached ones.
     #[serde(default)]
     all: bool,
+    /// Only this user's.
+    #[serde(default)]
+    #[param(value_type = Option<String>)]
+    user_id: Option<UserId>,
 }
 
 /// How to close a workspace that is in use.
@@ -144,7 +148,7 @@ fn rfc3339(time: SystemTime) -> String {
 pub(super) async fn list(
     _: Operator,
     Started(app): Started,
-    Params(ListParams { all }): Params<ListParams>,
+    Params(ListParams { all, user_id }): Params<ListParams>,
 ) -> Result<Json<WorkspacesBody>, Problem> {
     let backend = app.service.manager().backend_kind();
     let mut items: Vec<_> = if all {
@@ -153,6 +157,9 @@ pub(super) async fn list(
     } else {
         app.service.manager().cached().into_iter().map(|cached| WorkspaceBody::cached(backend, cached)).collect()
     };
+    if let Some(user) = user_id {
+        items.retain(|item| item.user_id.as_deref() == Some(user.as_str()));
+    }
     items.sort_unstable_by(|a, b| a.workspace_id.cmp(&b.workspace_id));
     Ok(Json(WorkspacesBody { items }))
 }

@@ -4,6 +4,7 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
+use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use wsm_core::{FileKind, validate_path};
@@ -23,6 +24,14 @@ pub(super) struct ListParams {
     /// The directory; the workspace's own when there is none.
     #[serde(default)]
     path: Option<String>,
+}
+
+/// Which directory to make.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct MakeParams {
+    /// The directory's path; relative ones start at the workspace directory. Missing parents are made, too.
+    path: String,
 }
 
 /// What is in a directory.
@@ -84,6 +93,29 @@ pub(super) async fn list(
         .collect();
     entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     let mut response = Json(DirectoryBody { path, entries }).into_response();
+    tell_loss(response.headers_mut(), workspace.opening(), lost);
+    Ok(response)
+}
+
+/// Makes a directory. One that is there already is fine.
+#[utoipa::path(
+    put, path = "/workspace/directories", operation_id = "make_directory", tag = "workspace",
+    params(SessionParams, MakeParams, ("X-User-ID" = Option<String>, Header, description = "Who asks, unless a token says so.")),
+    responses(
+        (status = 204, description = "It is there."),
+        (status = 403, description = "The path leads out of the workspace: `path_outside`.", body = ProblemBody<'_>, content_type = "application/problem+json"),
+        (status = 409, description = "Something else is there.", body = ProblemBody<'_>, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn make(
+    Started(app): Started,
+    session: CallerSession,
+    Params(MakeParams { path }): Params<MakeParams>,
+) -> Result<Response, Problem> {
+    validate_path(&path)?;
+    let CallerWorkspace { session: _, workspace, lost } = session.open(&app).await?;
+    workspace.make_dir(&path).await?;
+    let mut response = StatusCode::NO_CONTENT.into_response();
     tell_loss(response.headers_mut(), workspace.opening(), lost);
     Ok(response)
 }

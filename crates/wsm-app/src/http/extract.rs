@@ -197,6 +197,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        if let Some(name) = parts.uri.query().and_then(not_utf8) {
+            return Err(Problem::invalid(&name, format!("`{name}` is not UTF-8")));
+        }
         match Query::try_from_uri(&parts.uri) {
             Ok(Query(params)) => Ok(Self(params)),
             Err(rejection) => {
@@ -206,6 +209,31 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
             }
         }
     }
+}
+
+/// The name of the first parameter that holds something else than UTF-8, which decoding would replace without a word.
+fn not_utf8(query: &str) -> Option<String> {
+    let bytes = |text: &str| {
+        let mut bytes = Vec::with_capacity(text.len());
+        let mut rest = text.as_bytes();
+        while let Some((first, more)) = rest.split_first() {
+            let escaped = more.get(..2).filter(|_| *first == b'%').and_then(hex);
+            bytes.push(escaped.unwrap_or(*first));
+            rest = if escaped.is_some() { &more[2..] } else { more };
+        }
+        bytes
+    };
+    let mut pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    pairs.find_map(|(name, value)| {
+        let name = String::from_utf8(bytes(name));
+        let wrong = name.is_err() || std::str::from_utf8(&bytes(value)).is_err();
+        wrong.then(|| name.unwrap_or_else(|_| "query".to_owned()))
+    })
+}
+
+fn hex(digits: &[u8]) -> Option<u8> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    Some(digit(digits[0])? << 4 | digit(digits[1])?)
 }
 
 /// Finds the field that serde's message is about, for messages of the forms "field: what", "missing field `field`"
@@ -231,6 +259,10 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathId<
             Err(PathRejection::FailedToDeserializePathParams(error)) => {
                 let text = error.body_text();
                 let text = text.strip_prefix("Invalid URL: ").unwrap_or(&text);
+                // "Invalid UTF-8 in `name`"
+                if let Some(name) = text.strip_prefix("Invalid UTF-8 in `").and_then(|rest| rest.strip_suffix('`')) {
+                    return Err(Problem::invalid(name, format!("`{name}` is not UTF-8")));
+                }
                 Err(refused("path", text.find('`').map_or(text, |start| &text[start..])))
             }
             Err(error) => {

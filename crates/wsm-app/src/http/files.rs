@@ -13,7 +13,7 @@ use axum::{
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use http::{HeaderValue, StatusCode, header};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use wsm_core::{
     AgentId, ByteStream, Error, ErrorKind, FileKind, Metadata, ReadFile, ReadOptions, RemoveOptions, SessionId,
@@ -21,7 +21,7 @@ use wsm_core::{
 };
 
 use super::{
-    Problem,
+    FILE_MODE_HEADER, Problem,
     download::Download,
     error::ProblemBody,
     extract::{Caller, CallerSession, CallerWorkspace, Params, Started, announced_length},
@@ -66,6 +66,18 @@ pub(super) struct RemoveParams {
 pub(super) struct WriteParams {
     /// The file's path; relative ones start at the workspace directory. Missing directories are made.
     path: String,
+    /// The file's permissions in octal digits, such as `755`; unless given, those of the file that is replaced.
+    #[serde(default, deserialize_with = "permissions")]
+    #[param(value_type = Option<String>)]
+    mode: Option<u32>,
+}
+
+fn permissions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let digits = (1..=4).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+    let mode = u32::from_str_radix(&text, 8).ok().filter(|mode| digits && *mode <= 0o777);
+    let refuse = || serde::de::Error::custom("allowed are octal digits up to `777`, such as `755`");
+    mode.map(Some).ok_or_else(refuse)
 }
 
 /// A written file.
@@ -163,6 +175,11 @@ fn answer(
     // What agents write is shown from the address of this service, and must not act in its name.
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox; default-src 'none'"));
+    if let Some(mode) = metadata.mode
+        && let Ok(value) = HeaderValue::from_str(&format!("{:o}", mode & 0o777))
+    {
+        headers.insert(FILE_MODE_HEADER, value);
+    }
     if let Some(modified) = metadata.modified
         && let Ok(value) = HeaderValue::from_str(&http_date(modified))
     {
@@ -198,7 +215,7 @@ fn answer(
 pub(super) async fn write(
     Started(app): Started,
     session: CallerSession,
-    Params(WriteParams { path }): Params<WriteParams>,
+    Params(WriteParams { path, mode }): Params<WriteParams>,
     request: Request,
 ) -> Result<Response, Problem> {
     validate_path(&path)?;
@@ -213,7 +230,9 @@ pub(super) async fn write(
         Err(error) if error.kind() == ErrorKind::NotFound => false,
         Err(error) => return Err(error.into()),
     };
-    let metadata = workspace.write(&path, limited(body, limit), WriteOptions::default()).await?;
+    let mut options = WriteOptions::default();
+    options.mode = mode;
+    let metadata = workspace.write(&path, limited(body, limit), options).await?;
     let status = if existed { StatusCode::OK } else { StatusCode::CREATED };
     let written = WrittenBody { path, size_bytes: metadata.size, updated_at: seconds(&metadata) };
     let mut response = (status, Json(written)).into_response();

@@ -4,6 +4,7 @@
 //! [`Problem`].
 
 mod admin;
+mod body;
 mod directories;
 mod docs;
 mod download;
@@ -36,6 +37,9 @@ use crate::app::SharedState;
 
 /// Carries the id of a request, in both directions.
 pub const REQUEST_ID_HEADER: &str = "x-request-id";
+
+/// Tells the permissions of a file that is read, in octal digits, where the backend knows them.
+pub const FILE_MODE_HEADER: &str = "x-file-mode";
 
 /// Tells a session, once, that files of its workspace were lost: which parts of the state, and why.
 pub const LOST_HEADER: &str = "x-workspace-lost";
@@ -80,7 +84,7 @@ fn described() -> (Router, utoipa::openapi::OpenApi) {
         .routes(routes!(exec::exec))
         .routes(routes!(files::read, files::write, files::remove))
         .routes(routes!(download::token))
-        .routes(routes!(directories::list))
+        .routes(routes!(directories::list, directories::make))
         .routes(routes!(status::status))
         .routes(routes!(admin::list))
         .routes(routes!(admin::get, admin::destroy))
@@ -104,6 +108,7 @@ pub(crate) fn router(state: SharedState) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(CatchPanicLayer::custom(observe::panicked))
+        .layer(middleware::from_fn(body::watch))
         .layer(middleware::from_fn(observe::observe))
         .layer(Extension(state))
 }

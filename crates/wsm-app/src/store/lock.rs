@@ -46,6 +46,27 @@ impl StoreLock {
         }
     }
 
+    /// Who holds the lock of a store, without taking it or making its file.
+    ///
+    /// # Errors
+    ///
+    /// `backend` when it can not be decided.
+    pub fn holder_of(store: &Path) -> Result<Option<LockHolder>> {
+        let path = lock_path(store);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(&path, error)),
+        };
+        let mut lock = Self { file };
+        // Given back at once with the file.
+        match flock(&lock.file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(None),
+            Err(Errno::WOULDBLOCK) => Ok(Some(LockHolder { pid: lock.holder() })),
+            Err(error) => Err(failed(&path, error)),
+        }
+    }
+
     /// Leaves word of who holds the lock, for the error that others get.
     fn sign(&mut self) {
         let pid = std::process::id().to_string();
@@ -59,6 +80,13 @@ impl StoreLock {
         self.file.read_to_string(&mut text).ok()?;
         text.trim().parse().ok()
     }
+}
+
+/// A process that holds the lock of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockHolder {
+    /// Its number, where it left word of it.
+    pub pid: Option<u32>,
 }
 
 fn open(path: &Path) -> Result<File> {
@@ -89,7 +117,9 @@ mod tests {
         let error = StoreLock::acquire(&store).unwrap_err();
         assert_eq!((error.kind(), error.code()), (ErrorKind::Conflict, "store_in_use"));
         assert!(error.message().contains(&format!("process {}", std::process::id())), "{error}");
+        assert_eq!(StoreLock::holder_of(&store).unwrap(), Some(LockHolder { pid: Some(std::process::id()) }));
         drop(first);
+        assert_eq!(StoreLock::holder_of(&store).unwrap(), None);
         StoreLock::acquire(&store).unwrap();
     }
 }

@@ -11,8 +11,8 @@ use std::{
 use async_trait::async_trait;
 use wsm_core::{AgentId, Error, ErrorKind, IsolationPolicy, Result, Scope, SessionId, UserId, WorkspaceId};
 
-pub use lock::StoreLock;
-pub use sqlite::SqliteStore;
+pub use lock::{LockHolder, StoreLock};
+pub use sqlite::{SqliteStore, StoreReport};
 
 /// Keeps sessions and workspace records.
 ///

@@ -12,6 +12,7 @@ use sqlx::{
     migrate::{MigrateError, Migrator},
     sqlite::{SqliteConnectOptions, SqlitePoolOptions, SqliteRow, SqliteSynchronous},
 };
+use tokio::time::Instant;
 use wsm_core::{Error, ErrorKind, IsolationPolicy, Result, Scope, SessionId, UserId, WorkspaceId};
 
 use super::{
@@ -26,6 +27,9 @@ const APPLICATION_ID: i64 = 0x7773_6d31;
 
 /// How long a statement waits for another process to finish its transaction.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long an opening waits before it tries again.
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
 /// How many connections read side by side; there is never more than one writer.
 const MAX_CONNECTIONS: u32 = 4;
@@ -67,14 +71,83 @@ impl SqliteStore {
         Ok(Self { pool, path: path.to_owned() })
     }
 
+    /// Looks at a store that exists, in use or not, and changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open).
+    pub async fn inspect(path: &Path) -> Result<StoreReport> {
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .read_only(true)
+            .busy_timeout(BUSY_TIMEOUT)
+            .disable_statement_logging();
+        let cannot_open = |error| cannot_open(path, error);
+        let mut connection = SqliteConnection::connect_with(&options).await.map_err(cannot_open)?;
+        check_is_ours(path, &mut connection).await?;
+        let newest = MIGRATIONS.iter().map(|migration| migration.version).max().unwrap_or(0);
+        let mut report = StoreReport { version: 0, newest, sessions: 0, workspaces: 0, damage: None };
+        let damage: String =
+            sqlx::query_scalar("PRAGMA quick_check(1)").fetch_one(&mut connection).await.map_err(cannot_open)?;
+        report.damage = Some(damage).filter(|text| text != "ok");
+        let is_empty = "SELECT count(*) FROM sqlite_schema WHERE name = 'sessions'";
+        let tables: i64 = sqlx::query_scalar(is_empty).fetch_one(&mut connection).await.map_err(cannot_open)?;
+        if tables > 0 {
+            for (query, number) in [
+                ("SELECT max(version) FROM _sqlx_migrations", &mut report.version),
+                ("SELECT count(*) FROM sessions WHERE deleted_at IS NULL", &mut report.sessions),
+                ("SELECT count(*) FROM workspaces", &mut report.workspaces),
+            ] {
+                *number = sqlx::query_scalar(query).fetch_one(&mut connection).await.map_err(cannot_open)?;
+            }
+        }
+        connection.close().await.map_err(cannot_open)?;
+        Ok(report)
+    }
+
     /// Where the store is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Checks that the file is a store, or nothing yet, and brings it up to date.
+/// What a store is like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreReport {
+    /// The version of its tables; 0 when it has none yet.
+    pub version: i64,
+    /// The version that this wsm brings every store to.
+    pub newest: i64,
+    /// How many sessions it has.
+    pub sessions: i64,
+    /// How many workspace records it has.
+    pub workspaces: i64,
+    /// What a check of the file found wrong.
+    pub damage: Option<String>,
+}
+
+/// Checks that the file is a store, or nothing yet, and brings it up to date, however many processes do so at once.
 async fn migrate(path: &Path, options: &SqliteConnectOptions) -> Result<()> {
+    let deadline = Instant::now() + BUSY_TIMEOUT;
+    loop {
+        match migrate_once(path, options).await {
+            Err(error) if is_busy(&error) && Instant::now() < deadline => tokio::time::sleep(BUSY_PAUSE).await,
+            answer => return answer,
+        }
+    }
+}
+
+/// Whether another process is in the way. SQLite waits for it by itself, but not where waiting could be a deadlock, as
+/// when the log is turned on, or when the last process but this one is just closing the store.
+fn is_busy(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<sqlx::Error>());
+    let code = source.and_then(sqlx::Error::as_database_error).and_then(|error| error.code());
+    // The low byte is the code, and those above it say more: 5 is SQLITE_BUSY.
+    code.and_then(|code| code.parse::<u32>().ok()).is_some_and(|code| code & 0xff == 5)
+}
+
+async fn migrate_once(path: &Path, options: &SqliteConnectOptions) -> Result<()> {
     let mut connection = SqliteConnection::connect_with(options).await.map_err(|error| cannot_open(path, error))?;
     check_is_ours(path, &mut connection).await?;
     // Turning the log on can not wait for other connections the way that statements do, so it comes before all else.
@@ -506,12 +579,35 @@ mod tests {
 
     #[tokio::test]
     async fn many_openers_of_a_new_file_agree() {
+        for _ in 0..20 {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("wsm.db");
+            // Those that close at once are in the way of those that still open.
+            let open = || async {
+                let store = SqliteStore::open(&path).await?;
+                store.ping().await?;
+                store.close().await;
+                Ok::<_, Error>(())
+            };
+            for opened in futures::future::join_all((0..8).map(|_| open())).await {
+                opened.unwrap();
+            }
+        }
+    }
+
+    /// The log can not be turned on while somebody is about to write, and SQLite does not wait for that.
+    #[tokio::test]
+    async fn an_opener_waits_for_one_that_is_filling_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("wsm.db");
-        let opened = futures::future::join_all((0..8).map(|_| SqliteStore::open(&path))).await;
-        for store in opened {
-            store.unwrap().ping().await.unwrap();
-        }
+        let options = SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+        let mut other = SqliteConnection::connect_with(&options).await.unwrap();
+        let filling = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
+        let mut opening = std::pin::pin!(SqliteStore::open(&path));
+        let early = tokio::time::timeout(Duration::from_millis(100), &mut opening).await;
+        assert!(early.is_err(), "{early:?}");
+        filling.rollback().await.unwrap();
+        opening.await.unwrap().ping().await.unwrap();
     }
 
     #[tokio::test]

@@ -136,3 +136,17 @@ async fn metrics_count_openings_hits_and_requests() {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
 }
+
+#[tokio::test]
+async fn the_list_can_be_that_of_one_user() {
+    let app = app().await;
+    for user in ["ann", "bob"] {
+        let session = app.user(user).session("a").await;
+        assert_eq!(app.user(user).sh(&session, "true").await.status, 200);
+    }
+    for query in ["user_id=bob", "all=true&user_id=bob"] {
+        let items = app.nobody().get(&format!("/admin/workspaces?{query}")).await.json()["items"].clone();
+        assert_eq!((items.as_array().unwrap().len(), &items[0]["user_id"]), (1, &serde_json::json!("bob")), "{query}");
+    }
+    assert_eq!(app.nobody().get("/admin/workspaces?user_id=").await.field(), "user_id");
+}

@@ -1,10 +1,21 @@
 //! The real command, with real sockets, signals and files.
 
+mod copy;
+mod crash;
+mod doctor;
+mod exec;
+mod help;
+mod idle;
+mod operator;
+mod over_http;
+mod places;
 mod run;
 mod serve;
+mod sockets;
+mod together;
 
 use std::{
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read, Write},
     path::Path,
     process::{Child, Command, Output, Stdio},
     time::Duration,
@@ -32,6 +43,26 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// Exit code, standard output and standard error, as texts.
+fn told(output: impl std::borrow::Borrow<Output>) -> (i32, String, String) {
+    let output = output.borrow();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
+}
+
+/// Runs a command that reads `input`.
+fn fed(mut command: Command, input: &[u8]) -> Output {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // A command that does not read to the end is what some tests are about.
+            let _ = stdin.write_all(input);
+        });
+        child.wait_with_output().unwrap()
+    })
+}
+
 fn signal(child: &Child, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
     rustix::process::kill_process(pid, signal).unwrap();
@@ -50,6 +81,13 @@ fn wait(child: &mut Child) -> std::process::ExitStatus {
         }
         std::thread::yield_now();
     }
+}
+
+/// Whether a process lives.
+fn alive(pid: &str) -> bool {
+    // A process that ended and was not collected yet is dead for all that matters.
+    let stat = std::fs::read_to_string(Path::new("/proc").join(pid.trim()).join("stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
 }
 
 /// A running service, which is killed when the test ends.
@@ -109,6 +147,18 @@ impl Service {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "", "one line is all that is printed");
+    }
+
+    /// The command against this service.
+    fn wsm(&self, dir: &Path, args: &[&str]) -> Command {
+        let mut command = wsm(dir, args);
+        command.env("WSM_URL", &self.url).env("WSM_USER", "ann");
+        command
+    }
+
+    /// Runs the command against this service, and gives its exit code, standard output and standard error.
+    fn ask(&self, dir: &Path, args: &[&str]) -> (i32, String, String) {
+        told(self.wsm(dir, args).output().unwrap())
     }
 
     fn kill(mut self) {

@@ -157,3 +157,34 @@ async fn a_token_downloads_its_one_file_without_headers() {
         app.user("bob").post(&format!("/workspace/files/download-token?{session}&path=f"), &json!(null)).await;
     assert_eq!(stranger.problem().0, 404);
 }
+
+#[tokio::test]
+async fn permissions_are_set_and_told() {
+    let app = app().await;
+    let ann = app.user("ann");
+    let session = ann.session("a").await;
+    let uri = format!("/workspace/files?{session}&path=f");
+    assert_eq!(ann.put(&format!("{uri}&mode=750"), "x").await.status, 201);
+    assert_eq!(ann.get(&uri).await.headers["x-file-mode"], "750");
+    for mode in ["", "8", "1000", "0755x", "-1", "+7", "00000"] {
+        let refused = ann.put(&format!("{uri}&mode={}", mode.replace('+', "%2B")), "y").await;
+        assert_eq!((refused.status.as_u16(), refused.field().as_str()), (422, "mode"), "{mode:?}: {}", refused.text());
+    }
+    assert_eq!(ann.get(&uri).await.text(), "x");
+}
+
+#[tokio::test]
+async fn a_directory_is_made_with_its_parents_and_only_once() {
+    let app = app().await;
+    let ann = app.user("ann");
+    let session = ann.session("a").await;
+    let uri = |path: &str| format!("/workspace/directories?{session}&path={path}");
+    for _ in 0..2 {
+        assert_eq!(ann.put(&uri("a/b"), "").await.status, 204);
+    }
+    assert_eq!(ann.get(&uri("a")).await.json()["entries"][0]["name"], "b");
+    ann.put(&format!("/workspace/files?{session}&path=f"), "x").await;
+    assert_eq!(ann.put(&uri("f"), "").await.problem().0, 409);
+    assert_eq!(ann.put(&uri("../x"), "").await.problem(), (403, "path_outside".into()));
+    assert_eq!(ann.put(&uri(""), "").await.field(), "path");
+}

@@ -11,6 +11,7 @@ mod custom_manager;
 mod embedding;
 mod exec;
 mod files;
+mod hostile;
 mod lifecycle;
 mod openapi;
 mod problems;

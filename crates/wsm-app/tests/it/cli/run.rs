@@ -139,6 +139,9 @@ fn places_that_can_not_be_used_are_refused_and_left_alone() {
         (["--basedir", "file/below", "--store", "new.db"], "basedir"),
         (["--basedir", "new", "--store", "file"], "store"),
         (["--basedir", "new", "--store", "file/below"], "store"),
+        (["--basedir", "new", "--store", "."], "store"),
+        (["--basedir", "new", "--store", "new/"], "store"),
+        (["--basedir", "new", "--store", "/dev/null"], "store"),
     ] {
         let output = output(dir.path(), &[&["run"], &places[..], &["--", "touch", "ran"]].concat());
         assert_eq!(output.status.code(), Some(125));

@@ -1,11 +1,11 @@
 //! `wsm serve`.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
 
-use super::{DEADLINE, Service, log_of, output, signal, stderr, wait};
+use super::{DEADLINE, Service, alive, log_of, output, signal, stderr, wait};
 use crate::support::eventually;
 
 #[tokio::test]
@@ -19,43 +19,6 @@ async fn a_stop_and_a_start_keep_sessions_and_files() {
     assert_eq!(service.session("s").await, session);
     assert_eq!(service.sh("s", "cat f").await["stdout"], "kept\n");
     service.stop();
-}
-
-#[tokio::test]
-async fn a_kill_in_the_middle_of_work_loses_no_session_and_no_file() {
-    let dir = tempfile::tempdir().unwrap();
-    let service = Service::start(dir.path(), &[]);
-    let mut sessions = Vec::new();
-    for number in 0..5 {
-        let id = format!("s{number}");
-        sessions.push((id.clone(), service.session(&id).await));
-    }
-    service.sh("s0", "echo kept > f").await;
-    let running = service.sh("s1", "echo begun > g; sleep 600");
-    assert!(tokio::time::timeout(Duration::from_millis(300), running).await.is_err());
-    service.kill();
-    let service = Service::start(dir.path(), &[]);
-    for (id, session) in sessions {
-        let (status, found) = service.call("GET", &format!("/sessions/{id}"), None).await;
-        assert_eq!((status, &found), (200, &session));
-    }
-    assert_eq!(service.sh("s0", "cat f g").await["stdout"], "kept\nbegun\n");
-}
-
-/// Old sessions keep their workspaces when the policy changes; new ones follow it.
-#[tokio::test]
-async fn another_policy_moves_no_session() {
-    let dir = tempfile::tempdir().unwrap();
-    let service = Service::start(dir.path(), &[]);
-    let old = service.session("old").await;
-    service.sh("old", "echo kept > f").await;
-    service.stop();
-    let service = Service::start(dir.path(), &["--isolation", "per_session"]);
-    assert_eq!(service.session("old").await, old);
-    assert_eq!(service.sh("old", "cat f").await["stdout"], "kept\n");
-    let new = service.session("new").await;
-    assert_ne!(new["workspace_id"], old["workspace_id"]);
-    assert_eq!(service.sh("new", "ls").await["stdout"], "");
 }
 
 #[tokio::test]
@@ -94,7 +57,7 @@ async fn keep_busy(service: &Service) -> JoinSet<()> {
     service.session("s").await;
     let url = format!("{}/workspace/exec?agent_id=a&session_id=s", service.url);
     let request = reqwest::Client::new().post(url).header("x-user-id", "ann");
-    let request = request.json(&json!({ "command": ["sleep", "600"] }));
+    let request = request.json(&json!({ "command": ["sh", "-c", "echo $$ > pid; exec sleep 600"] }));
     let mut busy = JoinSet::new();
     busy.spawn(async move {
         let _ = request.send().await;
@@ -124,12 +87,10 @@ async fn a_second_signal_does_not_wait_at_all() {
     eventually("the stop has begun", || log_of(dir.path()).contains("stopping;")).await;
     signal(&service.child, rustix::process::Signal::TERM);
     assert_eq!(wait(&mut service.child).code(), Some(143));
-}
-
-fn alive(pid: &str) -> bool {
-    // A process that ended and was not collected yet is dead for all that matters.
-    let stat = std::fs::read_to_string(Path::new("/proc").join(pid.trim()).join("stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
+    // What such a stop leaves is ended by the next start.
+    let pid = std::fs::read_to_string(dir.path().join("base/ann/a/pid")).unwrap();
+    Service::start(dir.path(), &[]).stop();
+    eventually("the command is ended", || !alive(&pid)).await;
 }
 
 #[tokio::test]

@@ -214,15 +214,30 @@ impl Service {
         self.store()?.claim_session(&claim).await
     }
 
-    /// The store may have been replaced while the backend kept its workspaces, so both are asked whose the id is.
     async fn claim_named(&self, scope: &Scope, id: &WorkspaceId, name: &Option<String>) -> Result<Claimed> {
-        if !self.allow_foreign_owner && self.store()?.workspace(id).await?.is_empty() {
-            let owner = self.find(id).await?.and_then(|found| found.owner);
-            if owner.is_some_and(|owner| owner != scope.user_id) {
-                return Err(foreign_owner(id));
-            }
-        }
+        self.check_named(scope, id).await?;
         self.claim(scope, id, IsolationPolicy::that_assigned(id, scope), true, name).await
+    }
+
+    /// Refuses a named id that is another user's, or that only another user will be given.
+    ///
+    /// The store may have been replaced while the backend kept its workspaces, so both are asked whose the id is.
+    async fn check_named(&self, scope: &Scope, id: &WorkspaceId) -> Result<()> {
+        if self.allow_foreign_owner || !self.store()?.workspace(id).await?.is_empty() {
+            // The claim itself compares the owner in the record.
+            return Ok(());
+        }
+        match self.find(id).await? {
+            Some(found) if found.owner.as_ref().is_some_and(|owner| *owner != scope.user_id) => Err(foreign_owner(id)),
+            None if id.is_assigned() && IsolationPolicy::that_assigned(id, scope).is_none() => {
+                let message = "ids of this form are assigned by wsm, and this one is not assigned to you: \
+                               name one that exists, or one of your own making";
+                Err(Error::new(ErrorKind::PermissionDenied, message)
+                    .with_code("workspace_id_reserved")
+                    .with_field("workspace_id"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Takes a workspace that is ready, unless the session exists already.
@@ -313,7 +328,10 @@ impl Service {
     /// else the policy's.
     pub(crate) async fn open_by_hand(&self, scope: &Scope, named: Option<WorkspaceId>) -> Result<WorkspaceHandle> {
         let id = match named {
-            Some(id) => id,
+            Some(id) => {
+                self.check_named(scope, &id).await?;
+                id
+            }
             None => {
                 let session = self.store()?.session(&scope.user_id, &scope.session_id).await?;
                 let stored = session.filter(|it| it.scope.agent_id == scope.agent_id).map(|it| it.workspace_id);

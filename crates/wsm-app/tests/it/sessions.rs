@@ -43,6 +43,33 @@ async fn an_explicit_workspace_wins_and_null_and_empty_mean_none() {
 }
 
 #[tokio::test]
+async fn nobody_takes_a_workspace_before_the_one_that_it_is_assigned_to() {
+    let app = app().await;
+    let (ann, bob) = (app.user("ann"), app.user("bob"));
+    let hers = |agent: &str, session: &str| Scope::new("ann", agent, session).unwrap();
+    for policy in IsolationPolicy::ALL {
+        let id = policy.assign(&hers("coder", "s1"));
+        let theft = bob.post("/sessions", &json!({ "agent_id": "a", "workspace_id": id })).await;
+        assert_eq!(theft.problem(), (403, "workspace_id_reserved".into()), "{policy}");
+        assert!(!theft.text().contains("ann"), "{}", theft.text());
+    }
+    assert_eq!(app.user("bob").get("/sessions").await.json()["items"], json!([]));
+    let own = ann.post("/sessions", &json!({ "agent_id": "coder", "session_id": "s1" })).await;
+    assert_eq!(own.status, 201, "the owner gets it");
+    let leaders = workspace_of(&own);
+    // A team shares its leader's workspace from the moment that the leader has a session, used or not.
+    let shared = ann.post("/sessions", &json!({ "agent_id": "helper", "workspace_id": leaders })).await;
+    assert_eq!((shared.status.as_u16(), workspace_of(&shared)), (201, leaders));
+    // What a policy assigns may be named by the one that it is assigned to, whichever policy is in force.
+    let user_wide = IsolationPolicy::PerUser.assign(&hers("x", "y"));
+    let named = ann.post("/sessions", &json!({ "agent_id": "x", "workspace_id": user_wide })).await;
+    assert_eq!(named.status, 201, "{}", named.text());
+    // Ids of other forms are first come, first served.
+    let uuid = bob.post("/sessions", &json!({ "agent_id": "a", "workspace_id": "0".repeat(32) })).await;
+    assert_eq!(uuid.status, 201);
+}
+
+#[tokio::test]
 async fn asking_again_gives_the_same_session_and_other_fields_clash() {
     let app = app().await;
     let ann = app.user("ann");

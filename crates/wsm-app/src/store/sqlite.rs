@@ -65,6 +65,7 @@ impl SqliteStore {
         let pool = SqlitePoolOptions::new()
             .max_connections(MAX_CONNECTIONS)
             .acquire_timeout(BUSY_TIMEOUT)
+            .after_release(|connection, _| Box::pin(is_clean(connection)))
             .connect_with(options)
             .await
             .map_err(|error| cannot_open(path, error))?;
@@ -125,6 +126,14 @@ pub struct StoreReport {
     pub workspaces: i64,
     /// What a check of the file found wrong.
     pub damage: Option<String>,
+}
+
+/// Whether a connection can be used again. SQLite itself gives up a transaction when the disk is full; the connection does not
+/// hear of that, and would refuse to begin another one ever after.
+async fn is_clean(connection: &mut SqliteConnection) -> sqlx::Result<bool> {
+    // Behind the rollback, if there is one.
+    connection.ping().await?;
+    Ok(!connection.is_in_transaction())
 }
 
 /// Checks that the file is a store, or nothing yet, and brings it up to date, however many processes do so at once.
@@ -217,10 +226,12 @@ fn cannot_open(path: &Path, error: impl std::error::Error + Send + Sync + 'stati
 
 /// Turns a failed statement into the error that callers see.
 fn failed(error: sqlx::Error) -> Error {
-    let busy = matches!(&error, sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed)
-        || error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "5");
+    let is = |code: &str| error.as_database_error().and_then(|error| error.code()).is_some_and(|it| it == code);
+    let busy = matches!(&error, sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed) || is("5");
     let (kind, message) = if busy {
         (ErrorKind::Unavailable, "the store does not answer")
+    } else if is("13") {
+        (ErrorKind::Capacity, "the disk that the store is on is full")
     } else {
         (ErrorKind::Backend, "the store failed")
     };
@@ -562,6 +573,32 @@ mod tests {
         let (user, session) = (&record.scope.user_id, &record.scope.session_id);
         assert_eq!(store.session(user, session).await.unwrap(), Some(record.clone()));
         assert_eq!(store.workspaces().await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_was_full_is_used_again() {
+        let (_dir, store) = store().await;
+        let mut all = Vec::new();
+        for _ in 0..MAX_CONNECTIONS {
+            let mut connection = store.pool.acquire().await.unwrap();
+            // No page more than there are.
+            sqlx::query("PRAGMA max_page_count = 1").execute(&mut *connection).await.unwrap();
+            all.push(connection);
+        }
+        drop(all);
+        let mut refused = 0;
+        for number in 0..200 {
+            let session = format!("s{number}");
+            match store.claim_session(&claim("ann", &session, &session, None)).await {
+                Ok(_) => {}
+                Err(error) => {
+                    assert_eq!((error.kind(), error.code()), (ErrorKind::Capacity, "store"), "{}", error.report());
+                    refused += 1;
+                }
+            }
+        }
+        // The connections that had no room are gone, and those that came after them have.
+        assert!((1..=MAX_CONNECTIONS).contains(&refused), "{refused}");
     }
 
     #[tokio::test]

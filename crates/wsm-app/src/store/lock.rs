@@ -4,6 +4,7 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{Read, Seek, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -90,7 +91,10 @@ pub struct LockHolder {
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::options().create(true).truncate(false).read(true).write(true).open(path).map_err(|error| failed(path, error))
+    // Whoever can open it can hold it.
+    let mut options = File::options();
+    options.create(true).truncate(false).read(true).write(true).mode(0o600);
+    options.open(path).map_err(|error| failed(path, error))
 }
 
 fn failed(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {

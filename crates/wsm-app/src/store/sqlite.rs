@@ -54,6 +54,9 @@ impl SqliteStore {
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             tokio::fs::create_dir_all(parent).await.map_err(|error| cannot_open(path, error))?;
         }
+        // Who works with which agent is nobody else's business. The files beside it get the same permissions.
+        let mut private = tokio::fs::OpenOptions::new();
+        private.create(true).append(true).mode(0o600).open(path).await.map_err(|error| cannot_open(path, error))?;
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
@@ -599,6 +602,20 @@ mod tests {
         }
         // The connections that had no room are gone, and those that came after them have.
         assert!((1..=MAX_CONNECTIONS).contains(&refused), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn nobody_else_reads_it() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let (_dir, store) = store().await;
+        created(store.claim_session(&claim("ann", "s", "w", None)).await.unwrap());
+        let _lock = crate::store::StoreLock::acquire(store.path()).unwrap();
+        let files: Vec<_> = std::fs::read_dir(store.path().parent().unwrap()).unwrap().map(Result::unwrap).collect();
+        assert_eq!(files.len(), 4, "the store, its log, its index and its lock");
+        for file in files {
+            assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{file:?}");
+        }
     }
 
     #[tokio::test]

@@ -113,7 +113,7 @@ impl Kind {
             }
             Self::Duration => {
                 let duration = leaf.text().as_deref().and_then(duration);
-                let allowed = "a time above zero with its unit, such as `300ms`, `5m` or `3600s`";
+                let allowed = "a time above zero with its unit, such as `300ms`, `5m` or `3600s`, at most `100years`";
                 duration
                     .map(|it| Value::String(humantime::format_duration(it).to_string()))
                     .ok_or_else(|| refuse(allowed))
@@ -139,9 +139,12 @@ impl Kind {
     }
 }
 
-/// Reads a time above zero.
+/// The longest time that is accepted, so that now and a time always have a sum: 100 years.
+const LONGEST: Duration = Duration::from_secs(100 * 31_557_600);
+
+/// Reads a time above zero, and not above the longest.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
-    humantime::parse_duration(text).ok().filter(|duration| !duration.is_zero())
+    humantime::parse_duration(text).ok().filter(|duration| !duration.is_zero() && *duration <= LONGEST)
 }
 
 /// Reads an address; `localhost` is the one name that needs no look-up.
@@ -169,7 +172,8 @@ mod tests {
     fn times_and_sizes_carry_units_and_are_above_zero() {
         assert_eq!(duration("300ms"), Some(Duration::from_millis(300)));
         assert_eq!(duration("1h 30m"), Some(Duration::from_secs(5400)));
-        for text in ["0s", "-5s", "5", "", "soon", "0ms"] {
+        assert!(duration("100years").is_some());
+        for text in ["0s", "-5s", "5", "", "soon", "0ms", "101years", "18446744073709551615s"] {
             assert_eq!(duration(text), None, "{text}");
         }
         assert_eq!((size("65536"), size("16MiB")), (Some(65536), Some(16 << 20)));

@@ -323,7 +323,7 @@ fn limits(tree: &Node, values: &BTreeMap<String, Value>) -> Result<Limits, Confi
     Ok(limits)
 }
 
-/// Reads a time above zero, such as `300ms` or `5m`.
+/// Reads a time above zero and of at most 100 years, such as `300ms` or `5m`.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     key::duration(text)
 }

@@ -14,8 +14,18 @@ const DEFAULT_FILE: &str = "wsm.toml";
 
 /// Variables that start with `WSM_` and configure something other than what [`Settings`](super::Settings) holds.
 ///
-/// `WSM_CONFIG` is `--config`; the next three belong to the commands that talk to a service; the last one is for tests.
-const OTHER_VARIABLES: &[&str] = &["WSM_CONFIG", "WSM_URL", "WSM_TOKEN", "WSM_USER", "WSM_REQUIRE"];
+/// `WSM_CONFIG` is `--config`; the next three belong to the commands that talk to a service; `WSM_REQUIRE` is for tests; the
+/// last three are in the environment of every command in a workspace, which may be a `wsm` itself.
+const OTHER_VARIABLES: &[&str] = &[
+    "WSM_CONFIG",
+    "WSM_URL",
+    "WSM_TOKEN",
+    "WSM_USER",
+    "WSM_REQUIRE",
+    "WSM_WORKSPACE_ID",
+    "WSM_INSTANCE",
+    "WSM_COMMAND",
+];
 
 /// What a Kubernetes Service named `wsm` puts into the environment of every Pod beside it.
 const FOREIGN_PREFIXES: &[&str] = &["WSM_SERVICE_", "WSM_PORT"];
@@ -149,7 +159,7 @@ fn parse_path(key: &str) -> Option<Vec<String>> {
 
 /// `WSM_LOCAL__ENV__Path` is `local.env.Path`: keys are lower case, names of the user's choice are as they are.
 fn variable_path(name: &str) -> Vec<String> {
-    let segments: Vec<&str> = name.trim_start_matches("WSM_").split("__").collect();
+    let segments: Vec<&str> = name.strip_prefix("WSM_").unwrap_or(name).split("__").collect();
     let own = |position: usize| position >= 2 && !segments[position - 1].eq_ignore_ascii_case("prewarm");
     let key = |(position, segment): (usize, &&str)| {
         if own(position) { (*segment).to_owned() } else { segment.to_lowercase() }

@@ -68,6 +68,7 @@ fn variables_reach_tables_and_keep_names_of_the_users_choice() {
         ("WSM_AUTH__TOKENS__Ann", "t"),
         ("WSM_URL", "http://elsewhere"),
         ("WSM_SERVICE_HOST", "10.0.0.1"),
+        ("WSM_WORKSPACE_ID", "that of the command that this one is"),
         ("WSM_PORT_8080_TCP", "tcp://10.0.0.1:8080"),
     ]))
     .unwrap();
@@ -108,6 +109,8 @@ fn what_is_not_allowed_is_refused_with_its_place() {
         (set(&["entirely=1"]), ["`entirely`", "known are `backend`", "--set"]),
         (variables(&[("WSM_TTL", "0s")]), ["`ttl`", "a time above zero", "WSM_TTL"]),
         (Sources::new().with_flag("--ttl", "ttl", "-5s"), ["`ttl`: `-5s`", "such as `300ms`", "flag `--ttl`"]),
+        (set(&["max_body_pause=18446744073709551615s"]), ["`max_body_pause`", "at most `100years`", "--set"]),
+        (variables(&[("WSM_WSM_TTL", "5m")]), ["`wsm_ttl`", "no such key", "WSM_WSM_TTL"]),
         (set(&["ttl=3600"]), ["`ttl`: `3600`", "with its unit", "--set"]),
         (set(&["local.ttl=0s"]), ["`local.ttl`", "a time above zero", "--set"]),
         (set(&["max_workspaces=0"]), ["`max_workspaces`: `0`", "at least 1", "--set"]),

@@ -105,6 +105,17 @@ fn places_nobody_chose_are_told_once() {
     assert_eq!((stderr(&second).as_str(), &second.stdout), ("", &first.stdout));
 }
 
+/// An agent may use the command inside its workspace.
+#[test]
+fn a_run_inside_a_run_is_one_like_any_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let places = [dir.path().join("inner"), dir.path().join("inner.db")].map(|it| it.to_str().unwrap().to_owned());
+    let inner =
+        [env!("CARGO_BIN_EXE_wsm"), "run", "--basedir", &places[0], "--store", &places[1], "--", "echo", "hello"];
+    let output = output(dir.path(), &run(&[], &inner));
+    assert_eq!(output.stdout, b"hello\n", "{}", stderr(&output));
+}
+
 #[test]
 fn signals_reach_the_command() {
     let dir = tempfile::tempdir().unwrap();

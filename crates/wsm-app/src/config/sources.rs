@@ -36,17 +36,20 @@ pub struct Sources {
     file: Option<PathBuf>,
     directory: PathBuf,
     variables: Vec<(String, String)>,
+    /// Variables of ours that hold something else than text.
+    not_utf8: Vec<String>,
     flags: Vec<(Vec<String>, String, String)>,
 }
 
 /// Values may be secrets, so only their names are shown.
 impl fmt::Debug for Sources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, directory, variables, flags } = self;
+        let Self { file, directory, variables, not_utf8, flags } = self;
         f.debug_struct("Sources")
             .field("file", file)
             .field("directory", directory)
             .field("variables", &variables.iter().map(|(name, _)| name).collect::<Vec<_>>())
+            .field("not_utf8", not_utf8)
             .field("flags", &flags.iter().map(|(path, ..)| path.join(".")).collect::<Vec<_>>())
             .finish()
     }
@@ -60,10 +63,16 @@ impl Sources {
 
     /// `wsm.toml` in the working directory, if there is one, and the variables of this process.
     pub fn of_this_process() -> Self {
-        // A variable that is not UTF-8 can not be one of ours: values are checked where they are read.
-        let variables = std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
-        Self::new().with_directory(".").with_variables(variables)
+        let mut sources = Self::new().with_directory(".");
+        // A name that is not UTF-8 can not be one of ours.
+        let named = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+        for (name, value) in named.filter(|(name, _)| name.starts_with("WSM_")) {
+            match value.into_string() {
+                Ok(value) => sources.variables.push((name, value)),
+                Err(_) => sources.not_utf8.push(name),
+            }
+        }
+        sources
     }
 
     /// Reads this file, which must exist.
@@ -111,11 +120,12 @@ impl Sources {
 
     /// All layers in one tree.
     pub(super) fn read(&self) -> Result<Node, ConfigError> {
+        if let Some(name) = self.not_utf8.iter().find(|name| *name == "WSM_CONFIG" || is_ours(name)) {
+            let key = variable_path(name).join(".");
+            return Err(ConfigError::new(&key, &Origin::Variable(name.clone()), "the value is not UTF-8"));
+        }
         let mut tree = self.read_file()?.unwrap_or_default();
-        for (name, value) in &self.variables {
-            if OTHER_VARIABLES.contains(&name.as_str()) || FOREIGN_PREFIXES.iter().any(|it| name.starts_with(it)) {
-                continue;
-            }
+        for (name, value) in self.variables.iter().filter(|(name, _)| is_ours(name)) {
             let path = variable_path(name);
             tree.merge(Node::from_text(&path, value, &Origin::Variable(name.clone())));
         }
@@ -142,6 +152,11 @@ impl Sources {
         })?;
         Ok(Some(Node::from_table(table, &origin)))
     }
+}
+
+/// Whether a variable that begins with `WSM_` sets a key.
+fn is_ours(name: &str) -> bool {
+    !OTHER_VARIABLES.contains(&name) && !FOREIGN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Reads a dotted key as TOML does, quotes and all.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
 
-use super::{DEADLINE, Service, alive, log_of, output, signal, stderr, wait};
+use super::{DEADLINE, Service, alive, log_of, output, signal, stderr, wait, wsm};
 use crate::support::eventually;
 
 #[tokio::test]
@@ -178,6 +178,22 @@ fn a_wrong_configuration_is_refused_and_nothing_is_made() {
     assert_eq!(refused.status.code(), Some(1));
     assert!(stderr(&refused).contains("basedir"), "{}", stderr(&refused));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was made");
+}
+
+/// The place where workspaces are is never nearly the one that was meant.
+#[test]
+fn a_variable_that_is_not_text_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let dir = tempfile::tempdir().unwrap();
+    let run = ["run", "--store", "wsm.db", "--", "true"];
+    for (name, key) in [("WSM_BASEDIR", "`basedir`"), ("WSM_CONFIG", "`config`")] {
+        let refused = wsm(dir.path(), &run).env(name, std::ffi::OsStr::from_bytes(b"base\xff")).output().unwrap();
+        let told = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(125));
+        assert!(told.contains(key) && told.contains("not UTF-8") && told.contains(name), "{told}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was made");
+    }
 }
 
 #[tokio::test]

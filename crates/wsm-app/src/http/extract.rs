@@ -286,6 +286,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
             return Err(problem.with_field("content-type"));
         }
         let bytes = read_body(&parts, body, limit).await?;
+        // Serde would take a list for the fields in their order.
+        if bytes.trim_ascii_start().starts_with(b"[") {
+            return Err(Problem::invalid("body", NO_OBJECT));
+        }
         let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
         let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
             let path = error.path().to_string();
@@ -296,6 +300,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
             // The place in the text helps nobody who knows the field.
             let text = error.to_string();
             let text = text.rsplit_once(" at line ").map_or(&*text, |(text, _)| text);
+            if path == "." && text.starts_with("invalid type") {
+                return Problem::invalid("body", NO_OBJECT);
+            }
             // An unknown field is its own path.
             if path == "." || text.starts_with("unknown field") {
                 refused("body", text)
@@ -312,6 +319,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
         Ok(Self(value))
     }
 }
+
+const NO_OBJECT: &str = "the body must be a JSON object, such as `{ \"name\": \"value\" }`";
 
 fn malformed(error: &serde_json::Error) -> Problem {
     let detail = format!("the body is not JSON: {error}");

@@ -47,6 +47,29 @@ async fn text_that_is_not_utf8_is_refused_and_named() {
     assert_eq!(app.engine.creations(), 0);
 }
 
+/// Fields have names: a list of their values in order is no body.
+#[tokio::test]
+async fn a_body_that_is_no_object_is_refused() {
+    let app = app().await;
+    let ann = app.user("ann");
+    let session = ann.session("a").await;
+    for (uri, body) in [
+        ("/sessions".to_owned(), r#" ["a", "s", null, null]"#),
+        ("/sessions".to_owned(), "[]"),
+        ("/sessions".to_owned(), "null"),
+        ("/sessions".to_owned(), r#""a""#),
+        (format!("/workspace/exec?{session}"), r#"[["true"], null, null, null, null, null, null]"#),
+        (format!("/workspace/exec?{session}"), "5"),
+    ] {
+        let json = ann.clone().header("content-type", "application/json");
+        let reply = json.send(http::Method::POST, &uri, Body::from(body)).await;
+        assert_eq!((reply.status.as_u16(), reply.field().as_str()), (422, "body"), "{body}: {}", reply.text());
+        assert!(reply.json()["detail"].as_str().unwrap().contains("JSON object"), "{body}: {}", reply.text());
+    }
+    assert_eq!(app.engine.creations(), 0);
+    assert_eq!(ann.get("/sessions").await.json()["items"].as_array().unwrap().len(), 1);
+}
+
 /// An upload holds its workspace, so one that stopped half way must come to an end.
 #[tokio::test]
 async fn a_body_that_stops_half_way_is_given_up() {

@@ -83,12 +83,15 @@ async fn a_second_signal_does_not_wait_at_all() {
     let dir = tempfile::tempdir().unwrap();
     let mut service = Service::start(dir.path(), &["--set", "shutdown_timeout=10m"]);
     let _busy = keep_busy(&service).await;
+    let pid_file = dir.path().join("base/ann/a/pid");
+    let pid = || std::fs::read_to_string(&pid_file).ok().filter(|text| text.ends_with('\n'));
+    eventually("the command says who it is", || pid().is_some()).await;
     signal(&service.child, rustix::process::Signal::TERM);
     eventually("the stop has begun", || log_of(dir.path()).contains("stopping;")).await;
     signal(&service.child, rustix::process::Signal::TERM);
     assert_eq!(wait(&mut service.child).code(), Some(143));
     // What such a stop leaves is ended by the next start.
-    let pid = std::fs::read_to_string(dir.path().join("base/ann/a/pid")).unwrap();
+    let pid = pid().unwrap();
     Service::start(dir.path(), &[]).stop();
     eventually("the command is ended", || !alive(&pid)).await;
 }

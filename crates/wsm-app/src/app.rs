@@ -91,6 +91,8 @@ pub struct Limits {
     pub max_upload_bytes: u64,
     /// For how long a client may send nothing of a body that it has begun.
     pub max_body_pause: Duration,
+    /// For how long `wsm serve` waits for the head of a request, also on a connection that is kept open.
+    pub head_timeout: Duration,
 }
 
 impl Default for Limits {
@@ -103,6 +105,8 @@ impl Default for Limits {
             max_request_bytes: 16 << 20,
             max_upload_bytes: 1 << 30,
             max_body_pause: Duration::from_secs(60),
+            // Longer than proxies usually keep a connection that nobody uses.
+            head_timeout: Duration::from_secs(75),
         }
     }
 }

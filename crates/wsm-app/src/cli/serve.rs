@@ -1,6 +1,8 @@
 //! `wsm serve`: the service.
 
-use std::{io::Write, net::SocketAddr, process::ExitCode, sync::Arc};
+mod connections;
+
+use std::{io::Write, process::ExitCode, sync::Arc};
 
 use anyhow::Context;
 use clap::Args;
@@ -97,20 +99,19 @@ async fn listen_and_serve(app: &App, settings: &Settings, signals: &mut Signals)
         .with_context(|| format!("`listen`: {} can not be listened on", settings.listen))?;
     let address = listener.local_addr()?;
     let stop = CancellationToken::new();
-    let service = app.router.clone().into_make_service_with_connect_info::<SocketAddr>();
-    let server = axum::serve(listener, service).with_graceful_shutdown(stop.clone().cancelled_owned());
-    let mut server = std::pin::pin!(server.into_future());
+    let head_timeout = settings.app.limits.head_timeout;
+    let mut server = std::pin::pin!(connections::serve(listener, app.router.clone(), head_timeout, stop.clone()));
     writeln!(std::io::stdout(), "wsm is listening on http://{address}")?;
     tracing::info!(%address, backend = settings.backend.name, store = %settings.store.display(), "listening");
 
     tokio::select! {
-        served = &mut server => return Ok(served?),
+        () = &mut server => return Ok(()),
         signal = signals.next() => tracing::info!(?signal, "stopping; another signal stops at once"),
     }
     stop.cancel();
     app.lifecycle.end_streams();
     tokio::select! {
-        served = &mut server => served?,
+        () = &mut server => {}
         () = tokio::time::sleep(settings.app.shutdown_timeout) => {
             tracing::warn!("requests are still going on: they are broken off");
         }

@@ -64,6 +64,7 @@ pub(crate) const APP_KEYS: &[Key] = &[
     key(&["max_request_bytes"], Kind::Size, "the longest JSON body"),
     key(&["max_upload_bytes"], Kind::Size, "the longest file that is uploaded"),
     key(&["max_body_pause"], Kind::Duration, "for how long a client may send nothing of a body that it has begun"),
+    key(&["head_timeout"], Kind::Duration, "how long the head of a request may take, and a connection be without one"),
     key(&["auth", "token"], Kind::Secret, "the token of a trusted front, which says who the user is"),
     key(&["auth", "tokens"], Kind::Secrets, "tokens of single users: `\"user\" = \"token\"`"),
 ];

@@ -299,6 +299,7 @@ fn limits(tree: &Node, values: &BTreeMap<String, Value>) -> Result<Limits, Confi
     time("exec_timeout", &mut limits.exec_timeout);
     time("max_exec_timeout", &mut limits.max_exec_timeout);
     time("max_body_pause", &mut limits.max_body_pause);
+    time("head_timeout", &mut limits.head_timeout);
     let bytes = |key: &str| values.get(key).and_then(Value::as_integer).map(i64::unsigned_abs);
     let size = |key: &str, into: &mut usize| {
         if let Some(bytes) = bytes(key) {

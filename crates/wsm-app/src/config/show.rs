@@ -19,6 +19,7 @@ impl Settings {
             max_request_bytes,
             max_upload_bytes,
             max_body_pause,
+            head_timeout,
         } = self.app.limits;
         let time = |duration| humantime::format_duration(duration).to_string();
         let mut effective = Table::new();
@@ -35,6 +36,7 @@ impl Settings {
         put("exec_timeout", time(exec_timeout).into());
         put("max_exec_timeout", time(max_exec_timeout).into());
         put("max_body_pause", time(max_body_pause).into());
+        put("head_timeout", time(head_timeout).into());
         for (key, bytes) in [
             ("exec_output_limit", exec_output_limit as u64),
             ("max_exec_output_limit", max_exec_output_limit as u64),

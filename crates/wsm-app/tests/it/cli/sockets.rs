@@ -112,6 +112,38 @@ async fn old_and_odd_ways_of_asking_are_answered() {
     service.stop();
 }
 
+/// A client that does not come to the end of its request's head is not waited for, and a running answer is.
+#[tokio::test]
+async fn a_head_that_does_not_end_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let service = Service::start(dir.path(), &["--set", "head_timeout=200ms"]);
+    service.session("s").await;
+    for begun in ["", "GET", "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"] {
+        assert_eq!(talk(&service, begun), "", "{begun:?}");
+    }
+    let kept = talk(&service, "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+    assert!(kept.starts_with("HTTP/1.1 200"), "{kept}");
+    assert_eq!(service.sh("s", "sleep 0.5; echo done").await["stdout"], "done\n");
+    service.stop();
+}
+
+/// Clients that have not asked for anything, or not to the end, hold up no stop.
+#[tokio::test]
+async fn a_stop_waits_for_nobody_who_has_not_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let service = Service::start(dir.path(), &["--set", "head_timeout=2s", "--set", "shutdown_timeout=10m"]);
+    let mut silent = connect(&service);
+    let mut slow = connect(&service);
+    slow.write_all(b"GET /hea").unwrap();
+    // Both have been let in once a later one has been answered.
+    assert!(talk(&service, "GET /healthz HTTP/1.0\r\n\r\n").starts_with("HTTP/1.0 200"));
+    super::signal(&service.child, rustix::process::Signal::TERM);
+    rest(&mut silent);
+    rest(&mut slow);
+    let mut service = service;
+    assert_eq!(super::wait(&mut service.child).code(), Some(0));
+}
+
 /// What is going on is finished, streams end, and nobody new is let in.
 #[tokio::test]
 async fn a_stop_finishes_what_goes_on() {

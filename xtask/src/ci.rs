@@ -89,6 +89,7 @@ fn examples() -> Result<Outcome> {
 
 /// Rewrites what is made of code. The tests compare the same files.
 pub(crate) fn codegen() -> Result<()> {
-    let mut tests = command("cargo", &["test", "--package", "wsm-app", "--quiet", "snapshot"]);
-    run_command(tests.env("WSM_UPDATE_SNAPSHOTS", "1"))
+    // The name that those tests end with.
+    let mut tests = command("cargo", &["test", "--package", "wsm-app", "--quiet", "the_committed_one"]);
+    run_command(tests.env("UPDATE_SNAPSHOTS", "1"))
 }

@@ -211,3 +211,43 @@ fn every_key_changes_something() {
         assert_ne!(fingerprint(&settings), default, "`{name}` changes nothing");
     }
 }
+
+/// The table of every key in `docs/operations.md`, with the defaults that are really in force.
+fn table_of_keys() -> String {
+    let shown: Table = load(&Sources::new()).unwrap().show().parse().unwrap();
+    let mut table = "| key | default | meaning |\n| --- | --- | --- |\n".to_owned();
+    for Key { path, about, .. } in APP_KEYS.iter().chain(MANAGER_KEYS) {
+        let name = path.join(".");
+        let default = match name.as_str() {
+            // These depend on the machine.
+            "basedir" => "`workspaces` in the platform's data directory".to_owned(),
+            "store" => "`wsm.db` in the platform's data directory".to_owned(),
+            "node" => "the machine's name".to_owned(),
+            "max_workspaces" => "no limit".to_owned(),
+            "prewarm.size" => "`0`".to_owned(),
+            "prewarm.max_creating" => format!("`{}`", wsm_core::Prewarm::new(1).max_creating),
+            "auth.token" | "auth.tokens" => "none".to_owned(),
+            name => format!("`{}`", shown[name].to_string().trim_matches('"')),
+        };
+        table += &format!("| `{name}` | {default} | {about} |\n");
+    }
+    table
+}
+
+/// `UPDATE_SNAPSHOTS=1 cargo test -p wsm-app` writes the table anew.
+#[test]
+fn the_documented_table_of_keys_is_the_committed_one() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let start = text.find("| key | default |").expect("the beginning of the table");
+    let end = text[start..].find("\n\n").map_or(text.len(), |length| start + length + 1);
+    let table = table_of_keys();
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, [&text[..start], &table, &text[end..]].concat()).unwrap();
+        return;
+    }
+    assert!(
+        text[start..end] == table,
+        "a key changed: run the tests with UPDATE_SNAPSHOTS=1 and look at the difference"
+    );
+}

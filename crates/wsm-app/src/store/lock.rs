@@ -103,8 +103,9 @@ fn failed(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>
         .with_source(error)
 }
 
+/// Beside the file itself, whatever links lead to it: one store has one lock.
 fn lock_path(store: &Path) -> PathBuf {
-    let mut name = OsString::from(store);
+    let mut name = OsString::from(store.canonicalize().unwrap_or_else(|_| store.to_owned()));
     name.push(".lock");
     name.into()
 }
@@ -125,5 +126,16 @@ mod tests {
         drop(first);
         assert_eq!(StoreLock::holder_of(&store).unwrap(), None);
         StoreLock::acquire(&store).unwrap();
+    }
+
+    #[test]
+    fn a_store_behind_a_link_has_the_same_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, link) = (dir.path().join("wsm.db"), dir.path().join("link.db"));
+        std::fs::write(&store, "").unwrap();
+        std::os::unix::fs::symlink("wsm.db", &link).unwrap();
+        let _first = StoreLock::acquire(&store).unwrap();
+        assert_eq!(StoreLock::acquire(&link).unwrap_err().code(), "store_in_use");
+        assert!(StoreLock::holder_of(&link).unwrap().is_some());
     }
 }

@@ -1,3 +1,5 @@
+//! The configuration from the outside: layers, refusals, secrets, and the keys that are documented.
+
 use secrecy::ExposeSecret;
 
 use super::*;

@@ -205,7 +205,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
             Err(rejection) => {
                 let text = rejection.body_text();
                 let text = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
-                Err(refused("query", text))
+                Err(refused("query", &plain(text)))
             }
         }
     }
@@ -299,7 +299,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
             }
             // The place in the text helps nobody who knows the field.
             let text = error.to_string();
-            let text = text.rsplit_once(" at line ").map_or(&*text, |(text, _)| text);
+            let text = &*plain(text.rsplit_once(" at line ").map_or(&*text, |(text, _)| text));
             if path == "." && text.starts_with("invalid type") {
                 return Problem::invalid("body", NO_OBJECT);
             }
@@ -318,6 +318,22 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
         deserializer.end().map_err(|error| malformed(&error))?;
         Ok(Self(value))
     }
+}
+
+/// What is allowed, in words that do not need Rust to be known.
+fn plain(text: &str) -> String {
+    [
+        ("expected f64", "expected a number"),
+        ("expected u64", "expected a whole number that is not negative"),
+        ("expected a sequence", "expected a list"),
+        ("invalid type: sequence", "invalid type: list"),
+        ("expected a map", "expected an object"),
+        ("invalid type: map", "invalid type: object"),
+        ("invalid digit found in string", "expected a whole number that is not negative"),
+        ("number too large to fit in target type", "expected a smaller number"),
+    ]
+    .iter()
+    .fold(text.to_owned(), |text, (theirs, ours)| text.replace(theirs, ours))
 }
 
 const NO_OBJECT: &str = "the body must be a JSON object, such as `{ \"name\": \"value\" }`";

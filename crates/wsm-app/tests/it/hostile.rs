@@ -70,6 +70,29 @@ async fn a_body_that_is_no_object_is_refused() {
     assert_eq!(ann.get("/sessions").await.json()["items"].as_array().unwrap().len(), 1);
 }
 
+#[tokio::test]
+async fn what_is_allowed_is_told_in_plain_words() {
+    let app = app().await;
+    let ann = app.user("ann");
+    let session = ann.session("a").await;
+    for (field, value, allowed) in [
+        ("timeout_seconds", serde_json::json!("5"), "expected a number"),
+        ("max_output_bytes", serde_json::json!(-1), "expected a whole number that is not negative"),
+        ("command", serde_json::json!("ls"), "expected a list"),
+        ("env", serde_json::json!([]), "expected an object"),
+    ] {
+        let mut body = serde_json::json!({ "command": ["true"] });
+        body[field] = value;
+        let reply = ann.post(&format!("/workspace/exec?{session}"), &body).await;
+        assert_eq!((reply.status.as_u16(), reply.field().as_str()), (422, field), "{}", reply.text());
+        assert!(reply.json()["detail"].as_str().unwrap().contains(allowed), "{}", reply.text());
+    }
+    let reply = ann.get("/sessions?limit=-1").await;
+    assert_eq!((reply.status.as_u16(), reply.field().as_str()), (422, "limit"), "{}", reply.text());
+    assert!(reply.json()["detail"].as_str().unwrap().contains("not negative"), "{}", reply.text());
+    assert_eq!(app.engine.creations(), 0);
+}
+
 /// An upload holds its workspace, so one that stopped half way must come to an end.
 #[tokio::test]
 async fn a_body_that_stops_half_way_is_given_up() {

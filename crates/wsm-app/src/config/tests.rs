@@ -1,3 +1,5 @@
+//! Layers of configuration, and what they refuse.
+
 use secrecy::ExposeSecret;
 
 use super::*;

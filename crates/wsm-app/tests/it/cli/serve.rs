@@ -1,6 +1,5 @@
 //! `wsm serve`.
 
-
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
 

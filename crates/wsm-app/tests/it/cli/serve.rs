@@ -1,7 +1,5 @@
 //! `wsm serve`.
 
-use std::time::Duration;
-
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
 
@@ -78,20 +76,24 @@ async fn a_stop_does_not_wait_for_ever() {
     service.stop();
 }
 
+/// What a command writes into a file, once it has.
+async fn written(path: &std::path::Path) -> String {
+    let text = || std::fs::read_to_string(path).unwrap_or_default();
+    eventually("the command has written", || text().ends_with('\n')).await;
+    text()
+}
+
 #[tokio::test]
 async fn a_second_signal_does_not_wait_at_all() {
     let dir = tempfile::tempdir().unwrap();
     let mut service = Service::start(dir.path(), &["--set", "shutdown_timeout=10m"]);
     let _busy = keep_busy(&service).await;
-    let pid_file = dir.path().join("base/ann/a/pid");
-    let pid = || std::fs::read_to_string(&pid_file).ok().filter(|text| text.ends_with('\n'));
-    eventually("the command says who it is", || pid().is_some()).await;
     signal(&service.child, rustix::process::Signal::TERM);
     eventually("the stop has begun", || log_of(dir.path()).contains("stopping;")).await;
     signal(&service.child, rustix::process::Signal::TERM);
     assert_eq!(wait(&mut service.child).code(), Some(143));
     // What such a stop leaves is ended by the next start.
-    let pid = pid().unwrap();
+    let pid = written(&dir.path().join("base/ann/a/pid")).await;
     Service::start(dir.path(), &[]).stop();
     eventually("the command is ended", || !alive(&pid)).await;
 }
@@ -103,9 +105,10 @@ async fn a_client_that_hangs_up_ends_its_command() {
     let session = service.session("s").await;
     assert!(session["workspace_id"].is_string());
     let pid_file = dir.path().join("base/ann/a/pid");
-    let running = service.sh("s", "echo $$ > pid; exec sleep 600");
-    assert!(tokio::time::timeout(Duration::from_millis(500), running).await.is_err());
-    let pid = std::fs::read_to_string(pid_file).unwrap();
+    let pid = tokio::select! {
+        _ = service.sh("s", "echo $$ > pid; exec sleep 600") => panic!("the command ended by itself"),
+        pid = written(&pid_file) => pid,
+    };
     eventually("the command is ended", || !alive(&pid)).await;
     service.stop();
 }

@@ -104,7 +104,7 @@ impl GatewayClient {
 
     async fn session(&self) -> Result<Arc<Session>> {
         if self.0.closed.is_cancelled() {
-            return Err(Error::new(ErrorKind::Gone, "this workspace was put away: ask for it again"));
+            return Err(gone());
         }
         let mut current = self.0.session.lock().await;
         if let Some(session) = &*current
@@ -260,8 +260,8 @@ fn unexpected(reply: &Reply) -> Error {
     Error::new(ErrorKind::Backend, format!("the gateway answered something else than it was asked for: {reply:?}"))
 }
 
-fn broken() -> Error {
-    Error::new(ErrorKind::Unavailable, "the connection to the gateway broke")
+fn gone() -> Error {
+    Error::new(ErrorKind::Gone, "this workspace was put away: ask for it again")
 }
 
 /// One connection.
@@ -271,6 +271,8 @@ struct Session {
     next: AtomicU32,
     hello: Hello,
     broken: CancellationToken,
+    /// The client's own: its connection does not break, it is closed.
+    closed: CancellationToken,
 }
 
 /// What the reader knows of a stream.
@@ -313,7 +315,8 @@ impl Session {
         };
         hello.check()?;
         let (streams, next) = (Mutex::default(), AtomicU32::new(1));
-        let session = Arc::new(Self { frames, streams, next, hello, broken: broken.clone() });
+        let session =
+            Arc::new(Self { frames, streams, next, hello, broken: broken.clone(), closed: inner.closed.clone() });
         let read = Arc::clone(&session);
         inner.tasks.spawn(async move {
             if let Some(Err(error)) = broken.run_until_cancelled(read.read(reader)).await {
@@ -353,6 +356,14 @@ impl Session {
         Ok(())
     }
 
+    /// Why nothing comes any more.
+    fn broken(&self) -> Error {
+        if self.closed.is_cancelled() {
+            return gone();
+        }
+        Error::new(ErrorKind::Unavailable, "the connection to the gateway broke")
+    }
+
     /// Tells all who wait that nothing comes any more.
     fn end(&self) {
         self.broken.cancel();
@@ -371,7 +382,7 @@ impl Session {
         // Looked at after the insertion: an end that came before it would have missed the stream.
         if self.broken.is_cancelled() {
             self.streams.lock().remove(&id);
-            return Err(broken());
+            return Err(self.broken());
         }
         self.frames.send(frame);
         Ok(Stream { id, session: self, window, events, open: true })
@@ -396,7 +407,9 @@ impl Stream {
                 Err(error.into())
             }
             Some(ServerEvent::Reply(reply)) => Ok(reply),
-            Some(ServerEvent::Data(..) | ServerEvent::Finish | ServerEvent::End(_)) | None => Err(broken()),
+            Some(ServerEvent::Data(..) | ServerEvent::Finish | ServerEvent::End(_)) | None => {
+                Err(self.session.broken())
+            }
         }
     }
 
@@ -415,7 +428,7 @@ impl Stream {
                 stream.done();
                 Err(error.into())
             }
-            Some(ServerEvent::End(End::Exit(_)) | ServerEvent::Reply(_)) | None => Err(broken()),
+            Some(ServerEvent::End(End::Exit(_)) | ServerEvent::Reply(_)) | None => Err(stream.session.broken()),
         })
         .boxed()
     }

@@ -5,6 +5,7 @@ use std::{
     fs::File,
     io,
     os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -58,6 +59,8 @@ pub struct Launcher {
     /// How many commands were started.
     started: AtomicU64,
     children: OwnChildren,
+    /// Whether it has to do without `/proc`, if there is none.
+    is_alone: bool,
 }
 
 /// The workspace that a command runs in.
@@ -102,7 +105,7 @@ impl Launcher {
     pub fn new(basedir: Identity, environment: Environment, grace: Duration) -> Result<Self> {
         let instance =
             Instance::new(basedir).map_err(|cause| error::io("this process could not be found in `/proc`", cause))?;
-        Ok(Self::of(instance, environment, grace))
+        Ok(Self::of(instance, environment, grace, false))
     }
 
     /// Starts commands that nobody looks for when this process was killed: for the first process of a sandbox, with which
@@ -111,12 +114,12 @@ impl Launcher {
     /// Works also without `/proc`. A command that must end is then killed with its process group, and what has left that
     /// is not found.
     pub fn alone(environment: Environment, grace: Duration) -> Self {
-        Self::of(Instance::alone(), environment, grace)
+        Self::of(Instance::alone(), environment, grace, true)
     }
 
-    fn of(instance: Instance, environment: Environment, grace: Duration) -> Self {
+    fn of(instance: Instance, environment: Environment, grace: Duration, is_alone: bool) -> Self {
         keep_ends_of_children();
-        Self { instance, environment, grace, started: AtomicU64::new(0), children: OwnChildren::default() }
+        Self { instance, environment, grace, started: AtomicU64::new(0), children: OwnChildren::default(), is_alone }
     }
 
     /// Ends what runs in a workspace on the basedir, whoever started it. Returns how many processes that were.
@@ -147,6 +150,10 @@ impl Launcher {
 
     /// Ends what this launcher has started in a workspace.
     pub(crate) async fn end_own(&self, tasks: &TaskTracker, id: &WorkspaceId) -> Result<usize> {
+        if self.is_alone && !Path::new("/proc/self").exists() {
+            // There is nowhere to look.
+            return Ok(0);
+        }
         self.end_marked(tasks, Marked::Workspace(self.instance.clone(), id.clone())).await
     }
 

@@ -516,16 +516,16 @@ async fn an_empty_root_is_enough() {
     }
     let root = tempfile::tempdir().unwrap();
     fs::copy(built, root.path().join("wsm-gateway")).unwrap();
-    fs::create_dir(root.path().join("work")).unwrap();
+    fs::create_dir(root.path().join("inside")).unwrap();
     let mut chroot = Program::new("chroot");
     chroot.arg(root.path()).arg("/wsm-gateway");
-    let gateway = start_pair(chroot, &["--workdir", "/work"]);
+    let gateway = start_pair(chroot, &["--workdir", "/inside"]);
     let workspace = drive(&gateway).await;
 
     let error = workspace.sh("true").await.unwrap_err();
     assert_eq!((error.kind(), error.code()), (ErrorKind::InvalidInput, "program_not_found"));
     workspace.write_bytes("a/file", "1".into()).await.unwrap();
-    workspace.write_bytes("/work/a/file", "2".into()).await.unwrap();
+    workspace.write_bytes("/inside/a/file", "2".into()).await.unwrap();
     workspace.write_bytes("/else/where", "3".into()).await.unwrap();
     assert_eq!(workspace.read_text("a/file", 10).await.unwrap(), "2");
     assert_eq!(workspace.list("a").await.unwrap().len(), 1, "a draft is left behind");

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::{
+    gateway,
     run::{command, is_installed, run, run_command},
     setup, tidy,
 };
@@ -17,15 +18,23 @@ enum Outcome {
     Skipped(&'static str),
 }
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 11] = [
     ("setup", || setup::setup().map(|()| Outcome::Done)),
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])),
     ("tidy", || tidy::tidy().map(|()| Outcome::Done)),
     ("test", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"])),
+    ("gateway, as one static program", || gateway::gateway().map(|()| Outcome::Done)),
+    ("test the gateway's program", || {
+        let lint = ["clippy", "--package", "wsm-gateway", "--features", "program", "--all-targets", "--locked"];
+        cargo(&[&lint[..], &["--", "--deny", "warnings"]].concat())?;
+        let program = ["test", "--package", "wsm-gateway", "--features", "program", "--locked"];
+        cargo(&[&program[..], &["--bin", "wsm-gateway", "--test", "program"]].concat())
+    }),
     ("every backend alone", || {
         // Who wants one backend compiles neither the others nor the service.
         cargo(&["check", "--locked", "--package", "wsm-local", "--package", "wsm-core"])?;
+        cargo(&["check", "--locked", "--package", "wsm-gateway"])?;
         cargo(&["check", "--locked", "--package", "wsm-app", "--no-default-features"])
     }),
     ("examples", examples),

@@ -5,6 +5,7 @@
 mod bench;
 mod ci;
 mod client;
+mod gateway;
 mod run;
 mod setup;
 mod tidy;
@@ -33,6 +34,8 @@ enum Task {
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
+    /// Builds the program that runs inside of sandboxes: one static file.
+    Gateway,
     /// Rewrites the files that are made of code, such as the OpenAPI document.
     Codegen,
 }
@@ -43,6 +46,7 @@ fn main() -> anyhow::Result<()> {
         Task::Setup => setup::setup(),
         Task::Tidy => tidy::tidy(),
         Task::Bench { seconds } => bench::bench(std::time::Duration::from_secs(seconds)),
+        Task::Gateway => gateway::gateway(),
         Task::Codegen => ci::codegen(),
     }
 }

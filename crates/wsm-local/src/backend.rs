@@ -11,31 +11,25 @@ use rustix::fs::{Access, AtFlags, CWD, accessat, statfs};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 use wsm_core::{
-    Backend, Capabilities, Cause, Error, ErrorKind, FoundState, FoundWorkspace, Loss, OpenRequest, Opened, Outcome,
-    OutcomeKind, Probe, Result, WorkspaceId,
+    Backend, Capabilities, Cause, Encoding, Error, ErrorKind, FoundState, FoundWorkspace, IsolationPolicy, Loss,
+    OpenRequest, Opened, Outcome, OutcomeKind, Placement, Probe, Result, WorkspaceId, WorkspaceInfo,
+};
+
+use wsm_host::{
+    Arrival, Basedir, HostWorkspace, Launcher, Opening, Reach, Record, Settled, Wanted, blocking, require_openat2,
 };
 
 use crate::{
     KIND,
-    base::{Base, require_openat2},
-    blocking::blocking,
     config::LocalConfig,
-    error,
-    index::{self, Arrival, Index, Record, Settled, Wanted},
-    live::{self, Live},
-    process::{Environment, Instance, Launcher, Marked, keep_ends_of_children},
-    registry::Registry,
+    environment::environment,
+    registry::{Live, Registry},
     workspace::LocalWorkspace,
 };
 
 /// What every workspace of this backend can do.
-pub(crate) const CAPABILITIES: Capabilities = Capabilities::NONE
-    .with_spawn(true)
-    .with_files(true)
-    .with_confined_files(true)
-    .with_shell(true)
-    .with_background(true)
-    .with_node_bound(true);
+const CAPABILITIES: Capabilities =
+    HostWorkspace::CAPABILITIES.with_confined_files(true).with_shell(true).with_node_bound(true);
 
 const NO_SANDBOX: &str = "there is no sandbox: commands run as the user of this process, and can do whatever it can";
 
@@ -55,7 +49,7 @@ pub struct LocalBackend {
 /// What is only known once the basedir is there.
 #[derive(Debug)]
 struct Ready {
-    base: Arc<Base>,
+    base: Arc<Basedir>,
     launcher: Arc<Launcher>,
 }
 
@@ -68,25 +62,22 @@ impl LocalBackend {
         let prepare = || {
             let config = self.config.clone();
             blocking(move || {
-                keep_ends_of_children();
-                let base = Base::prepare(&config.basedir)?;
-                let instance = Instance::new(base.identity())
-                    .map_err(|cause| error::io("this process could not be found in `/proc`", cause))?;
-                let environment = Environment::new(&config, std::env::vars_os());
-                let launcher = Arc::new(Launcher::new(instance, environment, config.kill_grace));
-                Ok(Ready { base: Arc::new(base), launcher })
+                let base = Basedir::prepare(&config.basedir)?;
+                let environment = environment(&config, std::env::vars_os());
+                let launcher = Launcher::new(base.identity(), environment, config.kill_grace)?;
+                Ok(Ready { base: Arc::new(base), launcher: Arc::new(launcher) })
             })
         };
         self.ready.get_or_try_init(prepare).await
     }
 
-    fn found(&self, base: &Base, record: Record, exists: bool) -> FoundWorkspace {
+    fn found(&self, base: &Basedir, record: Record, exists: bool) -> FoundWorkspace {
         let state = match (exists, self.registry.is_open(&record.id)) {
             (false, _) => FoundState::Dead,
             (true, true) => FoundState::Running,
             (true, false) => FoundState::Suspended,
         };
-        let location = format!("{}/{}", base.path().trim_end_matches('/'), record.path);
+        let location = base.path_of(&record);
         FoundWorkspace::new(record.id, state, location)
             .with_owner(record.owner)
             .with_generation(record.generation)
@@ -113,31 +104,36 @@ impl Backend for LocalBackend {
         let Ready { base, launcher } = self.ready().await?;
         let _turn = self.registry.turn(&id).await;
         let earlier = self.registry.get(&id);
-        let known = earlier.as_ref().map(|live| live.identity());
-        let wanted = Wanted { id, owner, placement, allow_foreign_owner, known };
+        let known = earlier.as_ref().map(|live| live.identity);
+        let preferred = placement.as_ref().and_then(agents_place);
+        let wanted = Wanted { id, owner, preferred, allow_foreign_owner, known };
         let settled = {
             let base = Arc::clone(base);
-            blocking(move || index::settle(&base, wanted)).await?
+            blocking(move || base.settle(wanted)).await?
         };
-        let Settled { record, identity, arrival } = settled;
 
         if let Some(live) = earlier {
-            if arrival.is_none() && !live.is_over() {
+            if settled.arrival.is_none() && !live.opening.is_over() {
                 let workspace = Arc::new(LocalWorkspace::new(live, Arc::clone(&self.registry)));
                 return Ok(Opened::new(workspace, Outcome::new(OutcomeKind::Reattached)));
             }
             // Its directory was deleted, or putting it away was broken off. Nothing of it may run on beside the new one.
-            live.end().await?;
+            live.opening.end().await?;
             self.registry.remove(&live);
         }
-        let outcome = match arrival {
+        let outcome = match settled.arrival {
             Some(Arrival::Created) => Outcome::new(OutcomeKind::Created),
             Some(Arrival::Recreated) => Outcome::new(OutcomeKind::Recreated)
                 .with_lost([Loss::Processes, Loss::WorkspaceFiles])
                 .with_cause(Cause::Deleted),
             None => Outcome::new(OutcomeKind::Resumed).with_lost([Loss::Processes]),
         };
-        let live = Arc::new(Live::new(&record, identity, base, launcher));
+        let directory = base.directory(&settled);
+        let Settled { record, identity, .. } = settled;
+        let workdir = base.path_of(&record);
+        let info = WorkspaceInfo::new(record.id, KIND, workdir).with_generation(record.generation);
+        let opening = Opening::new(info, CAPABILITIES, Reach::Workdir, directory, Arc::clone(launcher));
+        let live = Arc::new(Live { opening: Arc::new(opening), identity });
         self.registry.insert(Arc::clone(&live));
         Ok(Opened::new(Arc::new(LocalWorkspace::new(live, Arc::clone(&self.registry))), outcome))
     }
@@ -146,13 +142,7 @@ impl Backend for LocalBackend {
         let Ready { base, .. } = self.ready().await?;
         let record = {
             let (base, id) = (Arc::clone(base), id.clone());
-            blocking(move || {
-                let directory = base.open()?;
-                let Some(record) = Index::open(&directory)?.read(&id)? else { return Ok(None) };
-                let exists = index::look(&directory, &record.path)?.is_some();
-                Ok(Some((record, exists)))
-            })
-            .await?
+            blocking(move || base.find(&id)).await?
         };
         Ok(record.map(|(record, exists)| self.found(base, record, exists)))
     }
@@ -162,12 +152,12 @@ impl Backend for LocalBackend {
             let Ready { base, .. } = self.ready().await?;
             let names = {
                 let base = Arc::clone(base);
-                blocking(move || Index::open(&base.open()?)?.files()).await?
+                blocking(move || base.list()).await?
             };
             let chunks: Vec<Vec<String>> = names.chunks(LIST_CHUNK).map(<[String]>::to_vec).collect();
             let records = stream::iter(chunks).then(|chunk| {
                 let base = Arc::clone(base);
-                blocking(move || read_chunk(&base, &chunk))
+                blocking(move || base.read_listed(&chunk))
             });
             let records = records.map_ok(stream::iter).try_flatten();
             Ok::<_, Error>(records.map_ok(|(record, exists)| self.found(base, record, exists)))
@@ -182,16 +172,16 @@ impl Backend for LocalBackend {
             // Nothing is ended before it is certain that the rest can be done.
             let base = Arc::clone(base);
             let id = id.clone();
-            blocking(move || Index::open(&base.open()?)?.read(&id)).await?;
+            blocking(move || base.read(&id)).await?;
         }
         if let Some(live) = self.registry.get(id) {
-            live.end().await?;
+            live.opening.end().await?;
             self.registry.remove(&live);
         }
         // Also what another process started there, and what an earlier one left.
-        live::hunt(&self.tasks, Marked::AnyInstance(base.identity(), id.clone()), launcher).await?;
+        launcher.end_everywhere(&self.tasks, id).await?;
         let (base, id) = (Arc::clone(base), id.clone());
-        blocking(move || index::vacate(&base, &id)).await
+        blocking(move || base.vacate(&id)).await
     }
 
     async fn probe(&self) -> Result<Probe> {
@@ -230,29 +220,25 @@ impl Backend for LocalBackend {
         let Ready { base, launcher } = self.ready().await?;
         tracing::warn!(basedir = base.path(), "{NO_SANDBOX}");
         // What can not be tidied up is no reason not to work.
-        match live::hunt(&self.tasks, Marked::Strays(base.identity()), launcher).await {
+        match launcher.end_strays(&self.tasks).await {
             Ok(0) => {}
             Ok(ended) => tracing::warn!(ended, "ended processes that an earlier run had left"),
             Err(error) => tracing::error!(error = %error.report(), "could not end what an earlier run had left"),
         }
         let base = Arc::clone(base);
-        if let Err(error) = blocking(move || index::sweep_trash(&base)).await {
+        if let Err(error) = blocking(move || base.sweep_trash()).await {
             tracing::warn!(error = %error.report(), "could not delete what an earlier run had left");
         }
         Ok(())
     }
 }
 
-/// Reads some records, and whether their directories exist. What can not be read is told in its place.
-fn read_chunk(base: &Base, names: &[String]) -> Result<Vec<Result<(Record, bool)>>> {
-    let directory = base.open()?;
-    let index = Index::open(&directory)?;
-    let read = |name: &String| -> Result<Option<(Record, bool)>> {
-        let Some(record) = index.read_listed(name)? else { return Ok(None) };
-        let exists = index::look(&directory, &record.path)?.is_some();
-        Ok(Some((record, exists)))
-    };
-    Ok(names.iter().filter_map(|name| read(name).transpose()).collect())
+/// Where the workspace of an agent is put; nowhere in particular for any other.
+fn agents_place(placement: &Placement) -> Option<String> {
+    let Placement { policy, scope } = placement;
+    let segment = |id: &str| Encoding::PATH_SEGMENT.encode(id);
+    (*policy == IsolationPolicy::PerAgent)
+        .then(|| format!("{}/{}", segment(scope.user_id.as_str()), segment(scope.agent_id.as_str())))
 }
 
 fn unusable(message: String) -> Error {

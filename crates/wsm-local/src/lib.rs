@@ -1,16 +1,9 @@
 #![doc = include_str!("../README.md")]
 
 mod backend;
-mod base;
-mod blocking;
 mod config;
-mod error;
-mod files;
-mod index;
-mod live;
-mod process;
+mod environment;
 mod registry;
-mod tree;
 mod workspace;
 
 pub use backend::LocalBackend;

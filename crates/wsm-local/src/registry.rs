@@ -5,8 +5,21 @@ use std::{collections::HashMap, sync::Arc};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use wsm_core::WorkspaceId;
+use wsm_host::{Identity, Opening};
 
-use crate::live::Live;
+/// An open workspace.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) opening: Arc<Opening>,
+    /// Which directory it has.
+    pub(crate) identity: Identity,
+}
+
+impl Live {
+    pub(crate) fn id(&self) -> &WorkspaceId {
+        self.opening.id()
+    }
+}
 
 /// The open workspaces, and one lock for each id that is being opened or ended.
 #[derive(Debug, Default)]

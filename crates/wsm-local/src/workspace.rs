@@ -2,182 +2,97 @@
 
 use std::{
     any::{Any, TypeId},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
 use async_trait::async_trait;
-use futures::TryStreamExt;
-use tokio::time::Instant;
 use wsm_core::{
-    ByteStream, Capabilities, Cause, Checkpoint, Command, Connection, DirEntry, Endpoint, Error, ErrorKind, ExecResult,
-    Health, ManagedWorkspace, Metadata, Process, ReadFile, ReadOptions, RemoveOptions, Result, Workspace,
-    WorkspaceInfo, WriteOptions,
+    ByteStream, Capabilities, Checkpoint, Command, Connection, DirEntry, Endpoint, ExecResult, Health,
+    ManagedWorkspace, Metadata, Process, ReadFile, ReadOptions, RemoveOptions, Result, Workspace, WorkspaceInfo,
+    WriteOptions,
 };
+use wsm_host::HostWorkspace;
 
-use crate::{
-    backend::CAPABILITIES,
-    blocking::blocking,
-    error,
-    files::{self, Draft, FLUSH_AT, Root},
-    live::Live,
-    process::{Launch, Stdin},
-    registry::Registry,
-};
+use crate::registry::{Live, Registry};
 
-/// One handed-out object of an open workspace.
+/// One handed-out object of an open workspace. All that it adds is that openings and endings of one id take turns.
 #[derive(Debug)]
 pub(crate) struct LocalWorkspace {
+    host: HostWorkspace,
     live: Arc<Live>,
     registry: Arc<Registry>,
-    /// Whether the holder of this object has let go, while the workspace goes on for others.
-    detached: AtomicBool,
 }
 
 impl LocalWorkspace {
     pub(crate) fn new(live: Arc<Live>, registry: Arc<Registry>) -> Self {
-        Self { live, registry, detached: AtomicBool::new(false) }
+        Self { host: HostWorkspace::new(Arc::clone(&live.opening)), live, registry }
     }
-
-    fn check(&self) -> Result<()> {
-        if self.live.is_over() || self.detached.load(Ordering::Relaxed) { Err(error::gone()) } else { Ok(()) }
-    }
-
-    async fn start(&self, command: Command, stdin: Stdin, deadline: Option<Instant>) -> Result<Process> {
-        let (host, _token) = self.live.host()?;
-        let (live, cwd) = (Arc::clone(&self.live), command.cwd.clone());
-        let directory = move || open_root(&live)?.open_cwd(cwd.as_deref());
-        self.live.launcher().start(Launch { command, stdin, directory, host, _token, deadline }).await
-    }
-
-    /// Does something that puts the workspace off from counting as put away, on a thread that may block.
-    async fn with_live<T: Send + 'static>(&self, work: impl FnOnce(&Live) -> Result<T> + Send + 'static) -> Result<T> {
-        self.check()?;
-        let (live, token) = (Arc::clone(&self.live), self.live.token()?);
-        blocking(move || {
-            let _token = token;
-            work(&live)
-        })
-        .await
-    }
-
-    /// Does something with the files of the workspace.
-    async fn with_root<T: Send + 'static>(&self, work: impl FnOnce(&Root) -> Result<T> + Send + 'static) -> Result<T> {
-        self.with_live(move |live| work(&open_root(live)?)).await
-    }
-}
-
-fn open_root(live: &Live) -> Result<Root> {
-    Ok(Root::new(live.open_directory()?, live.info().workdir.as_str()))
-}
-
-/// None for a timeout that never comes.
-fn deadline(started: Instant, command: &Command) -> Option<Instant> {
-    started.checked_add(command.timeout?)
 }
 
 #[deny(clippy::missing_trait_methods)]
 #[async_trait]
 impl Workspace for LocalWorkspace {
     fn info(&self) -> &WorkspaceInfo {
-        self.live.info()
+        self.host.info()
     }
 
     fn capabilities(&self) -> Capabilities {
-        CAPABILITIES
+        self.host.capabilities()
     }
 
-    async fn exec(&self, mut command: Command) -> Result<ExecResult> {
-        self.check()?;
-        let started = Instant::now();
-        let deadline = deadline(started, &command);
-        let input = std::mem::take(&mut command.stdin);
-        let output_limit = command.output_limit;
-        let stdin = if input.is_empty() { Stdin::Empty } else { Stdin::Pipe };
-        let mut result = self.start(command, stdin, deadline).await?.collect(input, output_limit).await;
-        result.duration = started.elapsed();
-        Ok(result)
+    async fn exec(&self, command: Command) -> Result<ExecResult> {
+        self.host.exec(command).await
     }
 
     async fn spawn(&self, command: Command) -> Result<Process> {
-        self.check()?;
-        let deadline = deadline(Instant::now(), &command);
-        self.start(command, Stdin::Pipe, deadline).await
+        self.host.spawn(command).await
     }
 
     async fn read(&self, path: &str, options: ReadOptions) -> Result<ReadFile> {
-        let path = path.to_owned();
-        let (file, metadata) = self.with_root(move |root| files::open_for_reading(root, &path)).await?;
-        Ok(ReadFile::new(metadata, files::body(file, options)))
+        self.host.read(path, options).await
     }
 
-    async fn write(&self, path: &str, mut body: ByteStream, options: WriteOptions) -> Result<Metadata> {
-        let path = path.to_owned();
-        let mut draft = self.with_root(move |root| Draft::begin(root, &path, &options)).await?;
-        let (mut pieces, mut gathered) = (Vec::new(), 0);
-        while let Some(piece) = body.try_next().await? {
-            gathered += piece.len();
-            pieces.push(piece);
-            if gathered >= FLUSH_AT {
-                let full = std::mem::take(&mut pieces);
-                gathered = 0;
-                draft = blocking(move || {
-                    full.iter().try_for_each(|piece| draft.append(piece))?;
-                    Ok(draft)
-                })
-                .await?;
-            }
-        }
-        // The body may have taken long: what was put away meanwhile is not changed any more.
-        self.with_live(move |_| {
-            pieces.iter().try_for_each(|piece| draft.append(piece))?;
-            draft.commit()
-        })
-        .await
+    async fn write(&self, path: &str, body: ByteStream, options: WriteOptions) -> Result<Metadata> {
+        self.host.write(path, body, options).await
     }
 
     async fn stat(&self, path: &str) -> Result<Metadata> {
-        let path = path.to_owned();
-        self.with_root(move |root| files::stat(root, &path)).await
+        self.host.stat(path).await
     }
 
     async fn list(&self, path: &str) -> Result<Vec<DirEntry>> {
-        let path = path.to_owned();
-        self.with_root(move |root| files::list(root, &path)).await
+        self.host.list(path).await
     }
 
     async fn make_dir(&self, path: &str) -> Result<()> {
-        let path = path.to_owned();
-        self.with_root(move |root| files::make_dir(root, &path)).await
+        self.host.make_dir(path).await
     }
 
     async fn remove(&self, path: &str, options: RemoveOptions) -> Result<()> {
-        let path = path.to_owned();
-        self.with_root(move |root| files::remove(root, &path, options)).await
+        self.host.remove(path, options).await
     }
 
     async fn rename(&self, from: &str, to: &str) -> Result<()> {
-        let (from, to) = (from.to_owned(), to.to_owned());
-        self.with_root(move |root| files::rename(root, &from, &to)).await
+        self.host.rename(from, to).await
     }
 
-    async fn connect(&self, _: &Endpoint) -> Result<Connection> {
-        Err(Error::unsupported("connect"))
+    async fn connect(&self, endpoint: &Endpoint) -> Result<Connection> {
+        self.host.connect(endpoint).await
     }
 
-    fn extension(&self, _: TypeId) -> Option<Arc<dyn Any + Send + Sync>> {
-        None
+    fn extension(&self, type_id: TypeId) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.host.extension(type_id)
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 #[async_trait]
 impl ManagedWorkspace for LocalWorkspace {
     async fn suspend(&self) -> Result<Option<Checkpoint>> {
-        if self.detached.load(Ordering::Relaxed) {
-            return Err(error::gone());
+        if self.host.is_detached() {
+            // Which it says itself.
+            return self.host.suspend().await;
         }
         // An opening of the same id waits for the end of this one.
         let _turn = self.registry.turn(self.live.id()).await;
@@ -185,27 +100,20 @@ impl ManagedWorkspace for LocalWorkspace {
             // It has ended already, and what runs there now is of a later opening.
             return Ok(None);
         }
-        self.live.end().await?;
+        let checkpoint = self.host.suspend().await?;
         self.registry.remove(&self.live);
-        Ok(None)
+        Ok(checkpoint)
     }
 
     async fn detach(&self) -> Result<()> {
-        self.detached.store(true, Ordering::Relaxed);
-        Ok(())
+        self.host.detach().await
     }
 
     async fn health(&self) -> Result<Health> {
-        match self.with_root(|_| Ok(())).await {
-            Ok(()) => Ok(Health::Alive(None)),
-            // It was not put away by us, so its directory must be gone.
-            Err(error) if error.kind() == ErrorKind::Gone && self.check().is_ok() => Ok(Health::Dead(Cause::Deleted)),
-            Err(error) => Err(error),
-        }
+        self.host.health().await
     }
 
-    async fn keep_alive(&self, _: Duration) -> Result<Option<Duration>> {
-        self.check()?;
-        Ok(None)
+    async fn keep_alive(&self, duration: Duration) -> Result<Option<Duration>> {
+        self.host.keep_alive(duration).await
     }
 }

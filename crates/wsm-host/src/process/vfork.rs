@@ -117,7 +117,7 @@ pub(super) fn spawn(image: &Image, files: &Files<'_>) -> io::Result<(Pid, OwnedF
 
 /// Makes the kernel keep the ends of children until somebody asks for them: a process that was started with `SIGCHLD`
 /// ignored would never hear of one.
-pub(crate) fn keep_ends_of_children() {
+pub(super) fn keep_ends_of_children() {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: zero is a valid value of every field, and the signal is one that can be handled.
     unsafe {
@@ -135,6 +135,22 @@ pub(crate) fn keep_ends_of_children() {
             libc::sigaction(libc::SIGCHLD, action, ptr::null_mut());
         }
     }
+}
+
+/// A child that has ended, if there is one. It is not reaped, and shown again until it is.
+pub(super) fn ended_child() -> Option<Pid> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: zero is a valid value of every field. The kernel fills in the number when it finds a child, and leaves zero
+    // otherwise.
+    let pid = unsafe {
+        match libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) {
+            0 => info.assume_init_ref().si_pid(),
+            // There is no child at all. A call that does not wait is not interrupted.
+            _ => 0,
+        }
+    };
+    Pid::from_raw(pid)
 }
 
 /// Waits for the descriptor of a child without blocking.

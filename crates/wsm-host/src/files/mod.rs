@@ -18,6 +18,7 @@ pub(crate) use make_dir::make_dir;
 pub(crate) use read::{body, open_for_reading};
 pub(crate) use remove::remove;
 pub(crate) use rename::rename;
+pub use resolve::Reach;
 pub(crate) use resolve::{Root, stat};
 pub(crate) use write::{Draft, FLUSH_AT};
 

@@ -63,7 +63,11 @@ impl Hunt {
             self = self
                 .step(|hunt| {
                     let table = hunt.look(hunt.root.is_none())?;
-                    hunt.alive(&table).for_each(|process| process.signal(Signal::TERM));
+                    // The command first: one that waits for its children would otherwise see them end, and end as if all
+                    // were well, before it hears that it shall clean up.
+                    hunt.root.iter().for_each(|root| root.signal(Signal::TERM));
+                    let others = hunt.alive(&table).filter(|&process| hunt.root != Some(process));
+                    others.for_each(|process| process.signal(Signal::TERM));
                     Ok(())
                 })
                 .await?

@@ -9,7 +9,7 @@ use rustix::process::{Pid, getpid};
 use wsm_core::WorkspaceId;
 
 use super::table::{ProcessId, ProcessTable};
-use crate::base::Identity;
+use crate::Identity;
 
 const INSTANCE: &str = "WSM_INSTANCE";
 const WORKSPACE: &str = "WSM_WORKSPACE_ID";
@@ -28,8 +28,23 @@ pub(crate) struct Instance {
 impl Instance {
     /// A new instance of this process.
     pub(crate) fn new(basedir: Identity) -> io::Result<Self> {
-        let nonce = uuid::Uuid::new_v4().simple().to_string();
-        Ok(Self { process: ProcessId::of(getpid())?, nonce, basedir })
+        Ok(Self::of(ProcessId::of(getpid())?, basedir))
+    }
+
+    /// A new instance that works on no basedir, and whose processes nobody looks for after its own end. It does not need
+    /// `/proc`.
+    pub(crate) fn alone() -> Self {
+        let pid = getpid();
+        let process = ProcessId::of(pid).unwrap_or(ProcessId { pid, born: 0 });
+        Self::of(process, Identity { dev: 0, ino: 0 })
+    }
+
+    fn of(process: ProcessId, basedir: Identity) -> Self {
+        Self { process, nonce: uuid::Uuid::new_v4().simple().to_string(), basedir }
+    }
+
+    pub(crate) fn basedir(&self) -> Identity {
+        self.basedir
     }
 
     /// The variables that mark a command.

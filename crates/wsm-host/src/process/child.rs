@@ -15,7 +15,7 @@ use rustix::{
 use tokio::io::unix::AsyncFd;
 use wsm_core::{ExitStatus, ProcessControl, Result, Signal};
 
-use super::{table::ProcessId, vfork::watch};
+use super::{orphans::OwnChildren, table::ProcessId, vfork::watch};
 use crate::error;
 
 /// A child that leads a process group. As long as it is not reaped, its number and its group are its own.
@@ -27,17 +27,18 @@ pub(super) struct Root {
     /// Readable once it has ended.
     end: AsyncFd<OwnedFd>,
     group: Group,
+    siblings: OwnChildren,
 }
 
 impl Root {
     /// Takes charge of a child that was just started.
-    pub(super) fn new(pid: Pid, pidfd: OwnedFd) -> io::Result<Self> {
+    pub(super) fn new(pid: Pid, pidfd: OwnedFd, siblings: OwnChildren) -> io::Result<Self> {
         match watch(pidfd) {
-            Ok(end) => Ok(Self { end, group: Group(Arc::new(Mutex::new(Some(pid)))) }),
+            Ok(end) => Ok(Self { end, group: Group(Arc::new(Mutex::new(Some(pid)))), siblings }),
             Err(error) => {
                 // Nobody would hear of its end, so it must not run.
                 let _ = kill_process_group(pid, rustix::process::Signal::KILL);
-                let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED);
+                wait_and_reap(pid, &siblings);
                 Err(error)
             }
         }
@@ -82,7 +83,15 @@ impl Root {
             // Only under this lock is it reaped, and only under this lock is its group signalled: once its number may
             // be given to another process, nobody uses it any more.
             let mut group = self.group.0.lock();
-            match waitid(WaitId::PidFd(self.end.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+            let Some(pid) = *group else {
+                return ExitStatus::Unknown { reason: "the command's end was seen before".to_owned() };
+            };
+            let reap = || {
+                let ended = waitid(WaitId::PidFd(self.end.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+                let is_reaped = !matches!(ended, Ok(None) | Err(Errno::INTR));
+                (ended, is_reaped)
+            };
+            match self.siblings.reap(pid, reap) {
                 Ok(Some(status)) => {
                     *group = None;
                     return exit_status(&status);
@@ -105,13 +114,23 @@ impl Drop for Root {
         self.signal_group(rustix::process::Signal::KILL);
         let Some(pid) = self.group.0.lock().take() else { return };
         // There may be no runtime any more that could hear of its end. Mostly that comes at once.
-        let reap = move || {
-            let _ = rustix::io::retry_on_intr(|| waitid(WaitId::Pid(pid), WaitIdOptions::EXITED));
-        };
+        let siblings = self.siblings.clone();
+        let reap = move || wait_and_reap(pid, &siblings);
         if let Err(error) = std::thread::Builder::new().name("wsm-reap".to_owned()).spawn(reap) {
             tracing::warn!(%error, "a killed command stays a zombie");
         }
     }
+}
+
+/// Blocks until a child has ended.
+fn wait_and_reap(pid: Pid, siblings: &OwnChildren) {
+    // Reaped only when that no longer waits, since others wait for whoever reaps.
+    let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    let _ = rustix::io::retry_on_intr(|| waitid(WaitId::Pid(pid), ended));
+    siblings.reap(pid, || {
+        let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+        ((), true)
+    });
 }
 
 fn exit_status(status: &WaitIdStatus) -> ExitStatus {

@@ -1,16 +1,16 @@
 //! The directory below which everything lies: how it is laid out, and that it is still the same one.
 //!
 //! ```text
-//! <basedir>/<user>/<agent>             the workspace of an agent
+//! <basedir>/<a>/<b>                    a workspace at a place that its backend prefers
 //! <basedir>/.wsm/workspaces/<id>       every other workspace
 //! <basedir>/.wsm/index/<id>.json       where the workspace of an id is, and whose
-//! <basedir>/.wsm/places/<place>        which id an agent's directory was given to
+//! <basedir>/.wsm/places/<place>        which id a preferred place was given to
 //! <basedir>/.wsm/trash/<random>        what is being deleted
 //! <basedir>/.wsm/lock                  held while the index is changed
 //! ```
 //!
-//! No encoded id starts with a dot, so that no user can be named `.wsm`, and a user's directory holds agents' directories
-//! and nothing else, so that no workspace lies inside another.
+//! Preferred places have exactly two parts, neither of which begins with a dot, as encoded ids do not. So none is below
+//! `.wsm`, and no workspace lies inside another.
 
 use std::{
     fs::File,
@@ -20,15 +20,20 @@ use std::{
         unix::fs::{DirBuilderExt, MetadataExt},
     },
     path::Path,
+    sync::Arc,
 };
 
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, openat, openat2, unlinkat},
     io::Errno,
 };
-use wsm_core::{Error, ErrorKind, Result};
+use wsm_core::{Error, ErrorKind, Result, WorkspaceId};
 
-use crate::error;
+use crate::{
+    error,
+    index::{self, Index, Record, Settled, Wanted},
+    opening::Place,
+};
 
 pub(crate) const INDEX: &str = ".wsm/index";
 pub(crate) const PLACES: &str = ".wsm/places";
@@ -39,9 +44,9 @@ const LOCK: &str = ".wsm/lock";
 /// Only we look into a directory that we make.
 pub(crate) const PRIVATE_DIR: Mode = Mode::RWXU;
 
-/// Which file it is, by whatever path.
+/// Which file something is, by whatever path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Identity {
+pub struct Identity {
     pub(crate) dev: u64,
     pub(crate) ino: u64,
 }
@@ -52,22 +57,25 @@ impl From<&Stat> for Identity {
     }
 }
 
-/// The basedir, as it was found when the backend was first used.
+/// A directory full of workspaces, as it was found when it was first used, with the index that remembers which directory an
+/// id has.
+///
+/// Several processes may use one basedir. Everything here blocks.
 #[derive(Debug)]
-pub(crate) struct Base {
+pub struct Basedir {
     /// Absolute and without links, so that it is also what a command in a workspace sees.
     path: String,
     identity: Identity,
 }
 
-impl Base {
+impl Basedir {
     /// Makes the basedir and its layout, where they do not exist, and checks that they can be used.
     ///
     /// # Errors
     ///
     /// `invalid_input` about `basedir` for anything but a directory that can be written; `unsupported` when the kernel
     /// lacks `openat2`.
-    pub(crate) fn prepare(basedir: &Path) -> Result<Self> {
+    pub fn prepare(basedir: &Path) -> Result<Self> {
         require_openat2()?;
         std::fs::DirBuilder::new().recursive(true).mode(PRIVATE_DIR.as_raw_mode()).create(basedir).map_err(
             |cause| {
@@ -124,12 +132,102 @@ impl Base {
         }
     }
 
-    pub(crate) fn identity(&self) -> Identity {
+    /// Which directory it is.
+    pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    pub(crate) fn path(&self) -> &str {
+    /// Its path, absolute and without links.
+    pub fn path(&self) -> &str {
         &self.path
+    }
+
+    /// The absolute path of the directory that a record names.
+    pub fn path_of(&self, record: &Record) -> String {
+        format!("{}/{}", self.path.trim_end_matches('/'), record.path)
+    }
+
+    /// Finds the directory of a workspace, or makes it. Its record is written before.
+    ///
+    /// # Errors
+    ///
+    /// `permission_denied` with code `foreign_owner`, in which case nothing is changed; `backend` with code
+    /// `index_damaged`; `conflict` when something else is in the place of the directory; `unavailable`.
+    pub fn settle(&self, wanted: Wanted) -> Result<Settled> {
+        index::settle(self, wanted)
+    }
+
+    /// The directory of a settled workspace, to be opened for as long as it is the same one.
+    pub fn directory(self: &Arc<Self>, settled: &Settled) -> Directory {
+        Directory { path: self.path_of(&settled.record), identity: settled.identity, base: Arc::clone(self) }
+    }
+
+    /// The record of an id and whether its directory is there, or none when there definitely is no such workspace.
+    ///
+    /// # Errors
+    ///
+    /// `backend` with code `index_damaged`, naming the file; `unavailable`.
+    pub fn find(&self, id: &WorkspaceId) -> Result<Option<(Record, bool)>> {
+        let directory = self.open()?;
+        let Some(record) = Index::open(&directory)?.read(id)? else { return Ok(None) };
+        let exists = index::look(&directory, &record.path)?.is_some();
+        Ok(Some((record, exists)))
+    }
+
+    /// The record of an id, or none when there definitely is no such workspace.
+    ///
+    /// # Errors
+    ///
+    /// As for [`find`](Self::find).
+    pub fn read(&self, id: &WorkspaceId) -> Result<Option<Record>> {
+        Index::open(&self.open()?)?.read(id)
+    }
+
+    /// The names of all records, for [`read_listed`](Self::read_listed).
+    ///
+    /// # Errors
+    ///
+    /// `unavailable`; what the system says of a directory that can not be listed.
+    pub fn list(&self) -> Result<Vec<String>> {
+        Index::open(&self.open()?)?.files()
+    }
+
+    /// Reads some records that were listed, and whether their directories are there. One that can not be read is told in
+    /// its place, one that was removed in the meantime is left out.
+    ///
+    /// # Errors
+    ///
+    /// `unavailable`.
+    pub fn read_listed(&self, names: &[String]) -> Result<Vec<Result<(Record, bool)>>> {
+        let directory = self.open()?;
+        let index = Index::open(&directory)?;
+        let read = |name: &String| -> Result<Option<(Record, bool)>> {
+            let Some(record) = index.read_listed(name)? else { return Ok(None) };
+            let exists = index::look(&directory, &record.path)?.is_some();
+            Ok(Some((record, exists)))
+        };
+        Ok(names.iter().filter_map(|name| read(name).transpose()).collect())
+    }
+
+    /// Takes a workspace's directory away and forgets it, so that the id is free, and deletes the files.
+    ///
+    /// The directory is moved aside first: nobody ever finds one that is half deleted, and what a crash leaves is swept by
+    /// [`sweep_trash`](Self::sweep_trash).
+    ///
+    /// # Errors
+    ///
+    /// `backend` with code `index_damaged`; `unavailable`; what the system says of files that can not be deleted.
+    pub fn vacate(&self, id: &WorkspaceId) -> Result<()> {
+        index::vacate(self, id)
+    }
+
+    /// Deletes what crashes left half written or half deleted.
+    ///
+    /// # Errors
+    ///
+    /// `unavailable`; what the system says of files that can not be deleted.
+    pub fn sweep_trash(&self) -> Result<()> {
+        index::sweep_trash(self)
     }
 
     /// Opens the basedir itself.
@@ -163,6 +261,41 @@ impl Base {
     }
 }
 
+/// The directory of a workspace in a [`Basedir`]. It holds no file open, so that an idle workspace costs memory alone.
+#[derive(Debug)]
+pub struct Directory {
+    path: String,
+    identity: Identity,
+    base: Arc<Basedir>,
+}
+
+impl Directory {
+    /// Which directory it is.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+}
+
+impl Place for Directory {
+    fn open(&self) -> Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = openat(CWD, self.path.as_str(), flags, Mode::empty())
+            .and_then(|directory| fstat(&directory).map(|stat| (directory, Identity::from(&stat))));
+        match opened {
+            Ok((directory, identity)) if identity == self.identity => Ok(directory),
+            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                // Unless the whole basedir is gone, which says nothing about the workspace.
+                self.base.open()?;
+                Err(error::directory_gone())
+            }
+            Err(errno) => {
+                Err(Error::new(ErrorKind::Unavailable, "the workspace's directory can not be opened")
+                    .with_source(errno))
+            }
+        }
+    }
+}
+
 /// The right to change the index, until dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
@@ -177,7 +310,11 @@ pub(crate) fn open_directory(base: impl AsFd, path: impl AsRef<Path>) -> Result<
 }
 
 /// Whether the kernel can keep a path from leading out.
-pub(crate) fn require_openat2() -> Result<()> {
+///
+/// # Errors
+///
+/// `unsupported` with code `openat2_missing`.
+pub fn require_openat2() -> Result<()> {
     match openat2(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
         Ok(_) => Ok(()),
         Err(errno) => {

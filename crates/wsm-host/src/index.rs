@@ -1,7 +1,7 @@
 //! What is written down of each workspace: where it is, whose it is, how often its files were lost.
 //!
 //! A record is written before the directory that it names is made, and never changes its path: an id has one directory
-//! for ever, whoever opens it later. Whoever changes the index holds [`Base::lock`](crate::base::Base::lock); reading
+//! for ever, whoever opens it later. Whoever changes the index holds [`Basedir::lock`](crate::basedir::Basedir::lock); reading
 //! needs no lock, since a file of the index is only ever replaced as a whole.
 
 mod place;
@@ -19,11 +19,12 @@ use rustix::{
 };
 use wsm_core::{Encoding, Error, ErrorKind, Result, WorkspaceId};
 
-pub(crate) use place::{Settled, Wanted, look, settle, sweep_trash, vacate};
-pub(crate) use record::{Arrival, Record};
+pub use place::{Settled, Wanted};
+pub(crate) use place::{look, settle, sweep_trash, vacate};
+pub use record::{Arrival, Record};
 
 use crate::{
-    base::{INDEX, TRASH, open_directory, unique_name},
+    basedir::{INDEX, TRASH, open_directory, unique_name},
     error,
 };
 

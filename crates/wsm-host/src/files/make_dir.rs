@@ -27,7 +27,8 @@ pub(super) fn make_dirs(root: &Root, path: &str, directory: &str) -> Result<Owne
     }
     let directory = directory.trim_end_matches('/');
     let ends = directory.match_indices('/').map(|(end, _)| end).chain([directory.len()]);
-    let mut parent = open(".").map_err(|errno| error::file(path, errno))?;
+    let start_of_all = if directory.starts_with('/') { "/" } else { "." };
+    let mut parent = open(start_of_all).map_err(|errno| error::file(path, errno))?;
     let mut start = 0;
     for end in ends {
         let name = &directory[start..end];

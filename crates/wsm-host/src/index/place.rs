@@ -6,50 +6,52 @@ use rustix::{
     fs::{AtFlags, Dir, Mode, OFlags, fstat, mkdirat, openat, renameat, unlinkat},
     io::Errno,
 };
-use wsm_core::{Encoding, Error, ErrorKind, IsolationPolicy, Placement, Result, UserId, WorkspaceId};
+use wsm_core::{Encoding, Error, ErrorKind, Result, UserId, WorkspaceId};
 
 use super::{Arrival, Index, Record};
 use crate::{
-    base::{Base, Identity, PLACES, PRIVATE_DIR, TRASH, WORKSPACES, open_directory, unique_name},
+    basedir::{Basedir, Identity, PLACES, PRIVATE_DIR, TRASH, WORKSPACES, open_directory, unique_name},
     error,
     tree::remove_tree,
 };
 
 /// A workspace that is to be opened.
 #[derive(Debug)]
-pub(crate) struct Wanted {
-    pub(crate) id: WorkspaceId,
-    pub(crate) owner: Option<UserId>,
-    pub(crate) placement: Option<Placement>,
-    pub(crate) allow_foreign_owner: bool,
+pub struct Wanted {
+    /// Which one.
+    pub id: WorkspaceId,
+    /// Who wants it.
+    pub owner: Option<UserId>,
+    /// Where in the basedir a new one is put, as two encoded names with a slash between them, unless another id has that
+    /// place. Without it, or then, it gets a directory that is named after the id.
+    pub preferred: Option<String>,
+    /// Whether it may be somebody else's.
+    pub allow_foreign_owner: bool,
     /// Which directory it was when it was last seen.
-    pub(crate) known: Option<Identity>,
+    pub known: Option<Identity>,
 }
 
 /// A workspace whose directory is there.
 #[derive(Debug)]
-pub(crate) struct Settled {
-    pub(crate) record: Record,
-    pub(crate) identity: Identity,
+pub struct Settled {
+    /// What is written down of it.
+    pub record: Record,
+    /// Which directory it is.
+    pub identity: Identity,
     /// Why the directory had to be made; none if it was there.
-    pub(crate) arrival: Option<Arrival>,
+    pub arrival: Option<Arrival>,
 }
 
-/// Finds the directory of a workspace, or makes it.
-///
-/// # Errors
-///
-/// `permission_denied` with code `foreign_owner`, in which case nothing is changed; `backend` with code
-/// `index_damaged`; `unavailable`.
-pub(crate) fn settle(base: &Base, wanted: Wanted) -> Result<Settled> {
-    let Wanted { id, owner, placement, allow_foreign_owner, known } = wanted;
+/// See [`Basedir::settle`].
+pub(crate) fn settle(base: &Basedir, wanted: Wanted) -> Result<Settled> {
+    let Wanted { id, owner, preferred, allow_foreign_owner, known } = wanted;
     let directory = base.open()?;
     let _lock = base.lock(&directory)?;
     let index = Index::open(&directory)?;
     let (mut record, is_new) = match index.read(&id)? {
         Some(record) => (record, false),
         None => {
-            let path = choose_path(&index, &directory, &id, placement.as_ref())?;
+            let path = choose_path(&index, &directory, &id, preferred)?;
             (Record::new(id, path, owner.clone()), true)
         }
     };
@@ -84,11 +86,8 @@ pub(crate) fn settle(base: &Base, wanted: Wanted) -> Result<Settled> {
     Ok(Settled { record, identity, arrival })
 }
 
-/// Takes a workspace's directory away and forgets it, so that the id is free, and deletes the files.
-///
-/// The directory is moved aside first: nobody ever finds one that is half deleted, and what a crash leaves is swept at
-/// the next start.
-pub(crate) fn vacate(base: &Base, id: &WorkspaceId) -> Result<()> {
+/// See [`Basedir::vacate`].
+pub(crate) fn vacate(base: &Basedir, id: &WorkspaceId) -> Result<()> {
     let directory = base.open()?;
     let lock = base.lock(&directory)?;
     let index = Index::open(&directory)?;
@@ -109,8 +108,8 @@ pub(crate) fn vacate(base: &Base, id: &WorkspaceId) -> Result<()> {
     })
 }
 
-/// Deletes what crashes left half written or half deleted.
-pub(crate) fn sweep_trash(base: &Base) -> Result<()> {
+/// See [`Basedir::sweep_trash`].
+pub(crate) fn sweep_trash(base: &Basedir) -> Result<()> {
     let directory = base.open()?;
     let index = Index::open(&directory)?;
     let names = || -> Result<Vec<CString>, Errno> {
@@ -128,19 +127,17 @@ pub(crate) fn sweep_trash(base: &Base) -> Result<()> {
     result.map_err(|errno| error::system("what an earlier crash left could not be deleted", errno))
 }
 
-/// The directory of a new id: the agent's own where the id is an agent's, else one named by the id.
-fn choose_path(index: &Index, base: &OwnedFd, id: &WorkspaceId, placement: Option<&Placement>) -> Result<String> {
-    if let Some(Placement { policy: IsolationPolicy::PerAgent, scope }) = placement {
-        let segment = |id: &str| Encoding::PATH_SEGMENT.encode(id);
-        let path = format!("{}/{}", segment(scope.user_id.as_str()), segment(scope.agent_id.as_str()));
-        if claim_place(index, base, &path, id)? {
-            return Ok(path);
-        }
+/// The directory of a new id: the preferred one where nobody else has it, else one named by the id.
+fn choose_path(index: &Index, base: &OwnedFd, id: &WorkspaceId, preferred: Option<String>) -> Result<String> {
+    if let Some(path) = preferred
+        && claim_place(index, base, &path, id)?
+    {
+        return Ok(path);
     }
     Ok(format!("{WORKSPACES}/{}", Encoding::PATH_SEGMENT.encode(id.as_str())))
 }
 
-/// Notes that an agent's directory is given to `id`, unless another id has it.
+/// Notes that a preferred place is given to `id`, unless another id has it.
 fn claim_place(index: &Index, base: &OwnedFd, path: &str, id: &WorkspaceId) -> Result<bool> {
     let places = open_places(base)?;
     let name = place_name(path);

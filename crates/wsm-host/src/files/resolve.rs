@@ -18,12 +18,24 @@ use crate::error;
 /// How often the kernel is asked again when something was moved while it looked.
 const TRIES: usize = 128;
 
+/// How far the paths of file operations reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reach {
+    /// Nowhere but into the workspace directory, and what lies below. An absolute path is accepted when it lies inside;
+    /// a symbolic link with an absolute target is refused even then.
+    Workdir,
+    /// Wherever this process can reach, as it sees it. For the inside of a sandbox.
+    Everything,
+}
+
 /// The opened directory of a workspace.
 #[derive(Debug)]
 pub(crate) struct Root {
     directory: OwnedFd,
     /// The absolute path of the directory.
     workdir: String,
+    reach: Reach,
 }
 
 /// The last step of a path, and the opened directory that it starts from.
@@ -34,11 +46,12 @@ pub(super) struct Target<'p> {
 }
 
 impl Root {
-    pub(crate) fn new(directory: OwnedFd, workdir: impl Into<String>) -> Self {
-        Self { directory, workdir: workdir.into() }
+    pub(crate) fn new(directory: OwnedFd, workdir: impl Into<String>, reach: Reach) -> Self {
+        Self { directory, workdir: workdir.into(), reach }
     }
 
-    /// The path below the workspace directory. An absolute one inside is taken relative to it.
+    /// The path below the workspace directory. An absolute one inside is taken relative to it; one outside stays as it is
+    /// where everything can be reached.
     ///
     /// # Errors
     ///
@@ -52,6 +65,7 @@ impl Root {
             let inner = trim_start(rest);
             rest = match inner.strip_prefix(step) {
                 Some(rest) if rest.is_empty() || rest.starts_with('/') => rest,
+                _ if self.reach == Reach::Everything => return Ok(path),
                 _ => return Err(error::outside(path)),
             };
         }
@@ -64,9 +78,13 @@ impl Root {
         self.try_open(self.relative(path)?, flags).map_err(|errno| refusal(path, errno))
     }
 
-    /// Opens a relative path.
+    /// Opens what [`relative`](Self::relative) gave, or a part of it.
     pub(super) fn try_open(&self, relative: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let resolve = match self.reach {
+            Reach::Workdir => ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
+            // Nobody gets at the open files of this process, whatever the reach.
+            Reach::Everything => ResolveFlags::NO_MAGICLINKS,
+        };
         for _ in 0..TRIES {
             match openat2(&self.directory, relative, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
                 // Something was renamed while the kernel looked for a way out through `..`.
@@ -132,6 +150,7 @@ pub(super) fn refusal(path: &str, errno: Errno) -> Error {
 fn split(relative: &str) -> (&str, &str) {
     let trimmed = relative.trim_end_matches('/');
     match trimmed.rsplit_once('/') {
+        Some(("", name)) => ("/", name),
         Some((parent, name)) => (parent, name),
         None => (".", trimmed),
     }
@@ -156,7 +175,15 @@ mod tests {
     use super::*;
 
     fn root(workdir: &str) -> Root {
-        Root::new(openat(CWD, "/", OFlags::PATH, Mode::empty()).unwrap(), workdir)
+        Root::new(openat(CWD, "/", OFlags::PATH, Mode::empty()).unwrap(), workdir, Reach::Workdir)
+    }
+
+    #[test]
+    fn where_everything_is_reached_only_paths_inside_become_relative() {
+        let root = Root { reach: Reach::Everything, ..root("/base/w") };
+        for (path, relative) in [("a", "a"), ("/base/w/a", "a"), ("/base/w", "."), ("/base/x", "/base/x"), ("/", "/")] {
+            assert_eq!(root.relative(path).unwrap(), relative, "{path}");
+        }
     }
 
     #[test]
@@ -186,9 +213,14 @@ mod tests {
 
     #[test]
     fn the_last_step_is_split_off() {
-        for (path, parts) in
-            [("a", (".", "a")), ("a/b", ("a", "b")), ("a//b//", ("a/", "b")), (".", (".", ".")), ("a/..", ("a", ".."))]
-        {
+        for (path, parts) in [
+            ("a", (".", "a")),
+            ("a/b", ("a", "b")),
+            ("a//b//", ("a/", "b")),
+            (".", (".", ".")),
+            ("a/..", ("a", "..")),
+            ("/a", ("/", "a")),
+        ] {
             assert_eq!(split(path), parts, "{path}");
         }
     }

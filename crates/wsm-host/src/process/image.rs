@@ -54,15 +54,14 @@ fn candidates(program: &str, path: &OsStr) -> io::Result<Vec<CString>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LocalConfig;
 
     fn strings(strings: &[CString]) -> Vec<&str> {
         strings.iter().map(|string| string.to_str().unwrap()).collect()
     }
 
     fn environment() -> Environment {
-        let config = LocalConfig::new("/b").with_env("PATH", "/usr/bin::/bin").with_env("A", "1");
-        Environment::new(&config, std::iter::empty())
+        let variables = [("PATH", "/usr/bin::/bin"), ("A", "1")];
+        Environment::new(variables.map(|(name, value)| (name.into(), value.into())).into())
     }
 
     #[test]

@@ -12,17 +12,20 @@ const VERSION: u32 = 1;
 
 /// What is known of a workspace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+#[non_exhaustive]
+pub struct Record {
     version: u32,
-    pub(crate) id: WorkspaceId,
+    /// The workspace's id.
+    pub id: WorkspaceId,
     /// Where its directory is, below the basedir.
-    pub(crate) path: String,
+    pub path: String,
     /// Whose it is; none until somebody with a name opens it.
-    pub(crate) owner: Option<UserId>,
+    pub owner: Option<UserId>,
     /// How often its files were lost.
-    pub(crate) generation: u64,
+    pub generation: u64,
+    /// When it was first opened.
     #[serde(with = "rfc3339")]
-    pub(crate) created_at: SystemTime,
+    pub created_at: SystemTime,
     /// Set while the directory is being made. If it is still set at an opening, the one before did not get to tell how
     /// it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -32,7 +35,7 @@ pub(crate) struct Record {
 /// Why a directory is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Arrival {
+pub enum Arrival {
     /// The id is new.
     Created,
     /// The directory had been there, and is gone.

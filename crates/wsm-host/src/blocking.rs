@@ -4,10 +4,14 @@ use wsm_core::{Error, ErrorKind, Result};
 
 /// Runs `work` on a thread that may block.
 ///
+/// # Errors
+///
+/// What `work` says; `backend` when it panics.
+///
 /// # Cancel safety
 ///
 /// Once begun, `work` runs to its end whether or not anybody waits for it.
-pub(crate) async fn blocking<T, F>(work: F) -> Result<T>
+pub async fn blocking<T, F>(work: F) -> Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> Result<T> + Send + 'static,

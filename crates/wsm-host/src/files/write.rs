@@ -8,18 +8,21 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, fchmod, fstat, linkat, openat, renameat, renameat_with,
-        statat, unlinkat,
+        Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, access, fchmod, fstat, linkat, openat, renameat,
+        renameat_with, statat, unlinkat,
     },
     io::Errno,
 };
 use wsm_core::{Metadata, Result, WriteOptions};
 
 use super::{Root, metadata, resolve::Target};
-use crate::{base::unique_name, error};
+use crate::{basedir::unique_name, error};
 
 /// How many bytes of a body are gathered before they are written.
 pub(crate) const FLUSH_AT: usize = 256 << 10;
+
+/// Where a file without a name can be got hold of. Not there in an empty root file system.
+const DESCRIPTORS: &str = "/proc/self/fd";
 
 /// A file that is being written and has no name yet, or one that nobody looks for. Dropping it leaves no trace.
 #[derive(Debug)]
@@ -124,7 +127,7 @@ impl Draft {
                 renameat_with(&self.parent, temporary.as_str(), &self.parent, name.as_str(), RenameFlags::NOREPLACE)?;
             }
             None => {
-                let descriptor = format!("/proc/self/fd/{}", self.file.as_fd().as_raw_fd());
+                let descriptor = format!("{DESCRIPTORS}/{}", self.file.as_fd().as_raw_fd());
                 linkat(CWD, descriptor, &self.parent, name.as_str(), AtFlags::SYMLINK_FOLLOW)?;
             }
         }
@@ -142,10 +145,14 @@ impl Drop for Draft {
     }
 }
 
-/// Creates an empty file in `parent`, without a name where the file system can.
+/// Creates an empty file in `parent`, without a name where the file system can, and where it can be given one later.
 fn create(parent: &OwnedFd) -> Result<(File, Option<String>), Errno> {
     let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP | Mode::ROTH | Mode::WOTH;
-    match openat(parent, ".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
+    let nameless = match access(DESCRIPTORS, Access::EXISTS) {
+        Ok(()) => openat(parent, ".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode),
+        Err(_) => Err(Errno::OPNOTSUPP),
+    };
+    match nameless {
         Ok(file) => Ok((file.into(), None)),
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
             let name = temporary_name();

@@ -5,6 +5,7 @@ use std::{
     fs::File,
     io,
     os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -25,34 +26,41 @@ use tokio_util::{
     sync::CancellationToken,
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
-use wsm_core::{Command, Process, ProcessOutput, ProcessStdin, Result, WorkspaceId};
+use wsm_core::{Command, Error, ErrorKind, Process, ProcessOutput, ProcessStdin, Result, WorkspaceId};
 
 use super::{
     child::Root,
     driver::Driver,
     environment::Environment,
+    hunt::Hunt,
     image::image,
-    marker::Instance,
+    marker::{Instance, Marked},
+    orphans::{OwnChildren, Reaped},
     output::OutputPipe,
     refusal,
     stdin::StdinPipe,
-    vfork::{Files, spawn},
+    vfork::{Files, keep_ends_of_children, spawn},
 };
-use crate::blocking::blocking;
+use crate::{Identity, blocking::blocking, error};
 
 /// How many pieces of output wait for the reader before the command has to.
 const EVENTS_AHEAD: usize = 4;
 /// How often a program that is being written is tried again, with a pause that doubles from a millisecond on.
 const BUSY_TRIES: u32 = 6;
 
-/// What all commands of a backend have in common.
+/// Starts commands, and ends what they have started.
+///
+/// Making one makes the kernel keep the ends of this process's children, where it was started with `SIGCHLD` ignored.
 #[derive(Debug)]
-pub(crate) struct Launcher {
+pub struct Launcher {
     instance: Instance,
     environment: Environment,
     grace: Duration,
     /// How many commands were started.
     started: AtomicU64,
+    children: OwnChildren,
+    /// Whether it has to do without `/proc`, if there is none.
+    is_alone: bool,
 }
 
 /// The workspace that a command runs in.
@@ -88,16 +96,90 @@ pub(crate) enum Stdin {
 }
 
 impl Launcher {
-    pub(crate) fn new(instance: Instance, environment: Environment, grace: Duration) -> Self {
-        Self { instance, environment, grace, started: AtomicU64::new(0) }
+    /// Starts commands of workspaces on a basedir. The commands carry marks, by which a later process finds them when this
+    /// one is killed. `grace` is how long commands that are ended have between `SIGTERM` and `SIGKILL`.
+    ///
+    /// # Errors
+    ///
+    /// When this process does not find itself in `/proc`.
+    pub fn new(basedir: Identity, environment: Environment, grace: Duration) -> Result<Self> {
+        let instance =
+            Instance::new(basedir).map_err(|cause| error::io("this process could not be found in `/proc`", cause))?;
+        Ok(Self::of(instance, environment, grace, false))
     }
 
-    pub(crate) fn instance(&self) -> &Instance {
+    /// Starts commands that nobody looks for when this process was killed: for the first process of a sandbox, with which
+    /// they end.
+    ///
+    /// Works also without `/proc`. A command that must end is then killed with its process group, and what has left that
+    /// is not found.
+    pub fn alone(environment: Environment, grace: Duration) -> Self {
+        Self::of(Instance::alone(), environment, grace, true)
+    }
+
+    fn of(instance: Instance, environment: Environment, grace: Duration, is_alone: bool) -> Self {
+        keep_ends_of_children();
+        Self { instance, environment, grace, started: AtomicU64::new(0), children: OwnChildren::default(), is_alone }
+    }
+
+    /// Ends what runs in a workspace on the basedir, whoever started it. Returns how many processes that were.
+    ///
+    /// # Errors
+    ///
+    /// When `/proc` can not be read, or processes are left that nothing ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once begun, it goes on to its end, on a task of `tasks`.
+    pub async fn end_everywhere(&self, tasks: &TaskTracker, id: &WorkspaceId) -> Result<usize> {
+        self.end_marked(tasks, Marked::AnyInstance(self.instance.basedir(), id.clone())).await
+    }
+
+    /// Ends what processes that are gone have left running on the basedir. Returns how many processes that were.
+    ///
+    /// # Errors
+    ///
+    /// As for [`end_everywhere`](Self::end_everywhere).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`end_everywhere`](Self::end_everywhere).
+    pub async fn end_strays(&self, tasks: &TaskTracker) -> Result<usize> {
+        self.end_marked(tasks, Marked::Strays(self.instance.basedir())).await
+    }
+
+    /// Ends what this launcher has started in a workspace.
+    pub(crate) async fn end_own(&self, tasks: &TaskTracker, id: &WorkspaceId) -> Result<usize> {
+        if self.is_alone && !Path::new("/proc/self").exists() {
+            // There is nowhere to look.
+            return Ok(0);
+        }
+        self.end_marked(tasks, Marked::Workspace(self.instance.clone(), id.clone())).await
+    }
+
+    /// Ends what is marked, on a task of its own: once begun, it is brought to its end.
+    async fn end_marked(&self, tasks: &TaskTracker, marked: Marked) -> Result<usize> {
+        match tasks.spawn(Hunt::marked(marked).run(self.grace)).await {
+            Ok(hunted) => hunted,
+            Err(cause) => Err(Error::new(ErrorKind::Backend, "ending processes was broken off").with_source(cause)),
+        }
+    }
+
+    /// Reaps the ended children of this process that are not commands of this launcher: what the first process of a
+    /// sandbox inherits. Returns whether it got to see all of them; if not, a command was in the way that is about to be
+    /// reaped, and a moment later it should be called again.
+    ///
+    /// Only for a process in which nothing but this launcher starts children.
+    pub fn reap_orphans(&self) -> bool {
+        self.children.reap_orphans() == Reaped::All
+    }
+
+    pub(super) fn instance(&self) -> &Instance {
         &self.instance
     }
 
     /// How long commands that are ended have for cleaning up.
-    pub(crate) fn grace(&self) -> Duration {
+    pub(super) fn grace(&self) -> Duration {
         self.grace
     }
 
@@ -163,7 +245,7 @@ impl Launcher {
         let (stdout, stdout_writer) = OutputPipe::new()?;
         let (stderr, stderr_writer) = OutputPipe::new()?;
         let (stdin, input): (OwnedFd, ProcessStdin) = match stdin {
-            Stdin::Empty => (File::open("/dev/null")?.into(), Box::pin(tokio::io::sink())),
+            Stdin::Empty => (nothing_to_read()?, Box::pin(tokio::io::sink())),
             Stdin::Pipe => {
                 let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
                 (reader, Box::pin(StdinPipe::new(Sender::from_owned_fd(writer)?)))
@@ -177,9 +259,17 @@ impl Launcher {
             stderr: stderr_writer.as_fd(),
             directory: directory.as_fd(),
         };
-        let (pid, pidfd) = spawn(&image, &files)?;
-        let root = Root::new(pid, pidfd)?;
+        let (pid, pidfd) = self.children.start(|| spawn(&image, &files))?;
+        let root = Root::new(pid, pidfd, self.children.clone())?;
         Ok(Started { root, number, input, stdout, stderr })
+    }
+}
+
+fn nothing_to_read() -> io::Result<OwnedFd> {
+    match File::open("/dev/null") {
+        // An empty root file system has no devices. A pipe that nobody writes to is as empty.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(pipe_with(PipeFlags::CLOEXEC)?.0),
+        opened => Ok(opened?.into()),
     }
 }
 

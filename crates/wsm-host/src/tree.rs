@@ -8,7 +8,7 @@ use rustix::{
     path::Arg,
 };
 
-use crate::base::unique_name;
+use crate::basedir::unique_name;
 
 /// How many directories are open at once. What lies deeper is moved up first.
 const MAX_DEPTH: usize = 32;

@@ -7,14 +7,13 @@ mod hunt;
 mod image;
 mod launcher;
 mod marker;
+mod orphans;
 mod output;
 mod refusal;
 mod stdin;
 mod table;
 mod vfork;
 
-pub(crate) use environment::Environment;
-pub(crate) use hunt::Hunt;
-pub(crate) use launcher::{Host, Launch, Launcher, Stdin};
-pub(crate) use marker::{Instance, Marked};
-pub(crate) use vfork::keep_ends_of_children;
+pub use environment::Environment;
+pub use launcher::Launcher;
+pub(crate) use launcher::{Host, Launch, Stdin};

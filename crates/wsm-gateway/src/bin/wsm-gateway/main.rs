@@ -1,0 +1,39 @@
+//! The gateway as a program: the first process of a sandbox, or any other one inside of it.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program talks to who started it")]
+
+mod args;
+mod channel;
+mod inherited;
+mod orphans;
+mod serve;
+
+use std::process::ExitCode;
+
+use args::{Action, USAGE};
+
+/// The command line can not be understood.
+const USAGE_ERROR: u8 = 2;
+
+fn main() -> ExitCode {
+    let action = match args::parse(std::env::args_os().skip(1)) {
+        Ok(action) => action,
+        Err(problem) => {
+            eprintln!("wsm-gateway: {problem}\n\n{USAGE}");
+            return ExitCode::from(USAGE_ERROR);
+        }
+    };
+    match action {
+        Action::Help => println!("{USAGE}"),
+        Action::Version => {
+            println!("wsm-gateway {} (protocol {})", env!("CARGO_PKG_VERSION"), wsm_gateway::PROTOCOL_VERSION);
+        }
+        Action::Serve(options) => {
+            if let Err(error) = serve::serve(options) {
+                eprintln!("wsm-gateway: {}", error.report());
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}

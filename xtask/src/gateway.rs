@@ -1,0 +1,64 @@
+//! Builds the gateway's program.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::run::{command, root, run_command};
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Of its own, so that its flags do not make everything else be built again.
+const TARGET_DIR: &str = "target/gateway";
+const PROFILE: &str = "gateway";
+/// `getrandom_backend`: in a static program, the crate of that name does not find the C library's function, and would look
+/// for a device that an empty root file system does not have.
+const FLAGS: &str = r#"-C target-feature=+crt-static --cfg getrandom_backend="linux_getrandom""#;
+/// It is put into every sandbox.
+const MOST_BYTES: u64 = 6 << 20;
+
+/// Builds the program, and checks that it runs anywhere and is small.
+pub(crate) fn gateway() -> Result<()> {
+    let build = ["build", "--locked", "--profile", PROFILE, "--target", TARGET, "--target-dir", TARGET_DIR];
+    let which = ["--package", "wsm-gateway", "--features", "program", "--bin", "wsm-gateway"];
+    run_command(command("cargo", &[&build[..], &which[..]].concat()).env("RUSTFLAGS", FLAGS))?;
+
+    let path = root().join(TARGET_DIR).join(TARGET).join(PROFILE).join("wsm-gateway");
+    let program = fs::read(&path).with_context(|| format!("`{}` can not be read", path.display()))?;
+    let bytes = program.len() as u64;
+    println!("{}: {bytes} bytes", path.display());
+    ensure!(is_static(&program).context("the program is not what was expected")?, "the program is not static");
+    ensure!(bytes <= MOST_BYTES, "the program is larger than {MOST_BYTES} bytes");
+    Ok(())
+}
+
+/// Whether a 64-bit ELF program names no interpreter, which would load libraries for it. None for anything else.
+fn is_static(program: &[u8]) -> Option<bool> {
+    const INTERPRETER: u32 = 3;
+
+    let number = |at: usize, length: usize| -> Option<usize> {
+        let bytes = program.get(at..at + length)?;
+        bytes.iter().rev().try_fold(0, |number: usize, &byte| number.checked_mul(256)?.checked_add(byte.into()))
+    };
+    if program.get(..5)? != b"\x7fELF\x02" {
+        return None;
+    }
+    let (table, entry_bytes, entries) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    let mut kinds = (0..entries).map(|entry| number(table + entry * entry_bytes, 4));
+    kinds.try_fold(true, |is_static, kind| Some(is_static && kind? != INTERPRETER as usize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_loads_libraries_is_not_static() {
+        let dynamic = fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(is_static(&dynamic), Some(false));
+        // The same one without its list of segments.
+        let mut bare = dynamic;
+        bare[56..58].fill(0);
+        assert_eq!(is_static(&bare), Some(true));
+        assert_eq!(is_static(b"#!/bin/sh\n"), None);
+    }
+}

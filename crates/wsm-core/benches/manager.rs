@@ -50,26 +50,32 @@ fn hits(criterion: &mut Criterion) {
     for (name, step) in [("two_threads_two_ids", 1), ("two_threads_one_id", 0)] {
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|rounds| {
-                let threads: Vec<_> = (0..2)
-                    .map(|thread| {
-                        let (manager, handle) = (Arc::clone(&manager), runtime.handle().clone());
-                        std::thread::spawn(move || {
-                            let _guard = handle.enter();
-                            let request = explicit(thread * step);
-                            let before = tokio::time::Instant::now();
-                            for _ in 0..rounds {
-                                drop(black_box(now(manager.get_workspace(&request))));
-                            }
-                            before.elapsed()
-                        })
-                    })
-                    .collect();
-                // The time per hit that one thread sees.
-                threads.into_iter().map(|thread| thread.join().unwrap()).max().unwrap()
+                on_two_threads(|thread| {
+                    let (manager, handle) = (Arc::clone(&manager), runtime.handle().clone());
+                    move || {
+                        let _guard = handle.enter();
+                        let request = explicit(thread * step);
+                        timed(rounds, || drop(black_box(now(manager.get_workspace(&request)))))
+                    }
+                })
             });
         });
     }
     group.finish();
+}
+
+/// The time that the slower of two threads takes.
+fn on_two_threads<F: FnOnce() -> Duration + Send + 'static>(work: impl Fn(usize) -> F) -> Duration {
+    let threads: Vec<_> = (0..2).map(|thread| std::thread::spawn(work(thread))).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).max().unwrap()
+}
+
+fn timed(rounds: u64, mut work: impl FnMut()) -> Duration {
+    let before = tokio::time::Instant::now();
+    for _ in 0..rounds {
+        work();
+    }
+    before.elapsed()
 }
 
 /// The result of a future that is ready at once, as a hit's is.
@@ -88,6 +94,15 @@ fn ids(criterion: &mut Criterion) {
             bencher.iter(|| black_box(policy.assign(black_box(&scope))));
         });
     }
+    // What the machine makes of two threads that share nothing, to compare the hits of two threads with.
+    criterion.bench_function("assign/two_threads", |bencher| {
+        bencher.iter_custom(|rounds| {
+            on_two_threads(|_| {
+                let scope = scope.clone();
+                move || timed(rounds, || drop(black_box(IsolationPolicy::PerAgent.assign(black_box(&scope)))))
+            })
+        });
+    });
     criterion.bench_function("encode/path_segment", |bencher| {
         bencher.iter(|| black_box(Encoding::PATH_SEGMENT.encode(black_box("ann@example.org"))));
     });

@@ -88,7 +88,7 @@ async fn a_timeout_ends_the_whole_tree(context: Context) {
     let workspace = context.workspace().await;
     // A child, a child in a session of its own, and one whose parent has gone: none may outlive the timeout.
     let line = "echo $$ > pids; sleep 300 & echo $! >> pids; setsid sh -c 'echo $$ >> pids; exec sleep 300' & \
-                (setsid sh -c 'echo $$ >> pids; trap \"\" TERM; while :; do sleep 1; done' >/dev/null 2>&1 &); wait";
+                (setsid sh -c 'echo $$ >> pids; trap \"\" TERM; for i in $(seq 90); do sleep 1; done' >/dev/null 2>&1 &); wait";
     let result = exec(&workspace, Command::shell(line).with_timeout(Duration::from_secs(2))).await;
     assert_eq!(result.status, ExitStatus::TimedOut);
     assert_eq!(text(&workspace, "pids").await.lines().count(), 4, "all four ran");

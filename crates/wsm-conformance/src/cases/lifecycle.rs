@@ -238,7 +238,7 @@ async fn suspend_is_idempotent_and_calls_are_gone_afterwards(context: Context) {
 async fn suspend_ends_what_runs_in_the_background(context: Context) {
     let id = context.id();
     let workspace = context.open(&id).await.workspace;
-    sh(&workspace, "(while :; do echo x >> beats; sleep 0.1; done) >/dev/null 2>&1 &").await;
+    sh(&workspace, "(for i in $(seq 900); do echo x >> beats; sleep 0.1; done) >/dev/null 2>&1 &").await;
     crate::context::eventually("it beats", async || workspace.stat("beats").await.is_ok()).await;
     workspace.suspend().await.expect("it can be suspended");
     let workspace = context.open(&id).await.workspace;

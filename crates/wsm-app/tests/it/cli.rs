@@ -35,6 +35,26 @@ fn wsm(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
+/// Options, a command, and the exit code that `run` and `exec` alike must end with.
+type ExitCase<'a> = (&'a [&'a str], Vec<&'a str>, i32);
+
+/// The exit codes that `run` and `exec` have in common. `plain` is a file that can not be run.
+fn exit_cases(plain: &str) -> Vec<ExitCase<'_>> {
+    vec![
+        (&[], vec!["true"], 0),
+        (&[], vec!["sh", "-c", "exit 42"], 42),
+        (&[], vec!["sh", "-c", "exit 255"], 255),
+        (&[], vec!["sh", "-c", "kill -9 $$"], 137),
+        (&["--timeout", "200ms"], vec!["sleep", "60"], 124),
+        (&[], vec!["no-such-program"], 127),
+        (&[], vec![plain], 126),
+        (&["--timeout", "0s"], vec!["true"], 125),
+        (&["--timeout=-1s"], vec!["true"], 125),
+        (&["--no-such-flag"], vec!["true"], 125),
+        (&["--user", ""], vec!["true"], 125),
+    ]
+}
+
 fn output(dir: &Path, args: &[&str]) -> Output {
     wsm(dir, args).output().unwrap()
 }

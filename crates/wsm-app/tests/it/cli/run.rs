@@ -5,7 +5,7 @@ use std::{
     process::Stdio,
 };
 
-use super::{output, signal, stderr, wait, wsm};
+use super::{ExitCase, exit_cases, output, signal, stderr, wait, wsm};
 
 const PLACES: [&str; 4] = ["--basedir", "base", "--store", "wsm.db"];
 
@@ -18,21 +18,9 @@ fn exit_codes_are_those_of_shells() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("plain"), "").unwrap();
     let plain = dir.path().join("plain").to_str().unwrap().to_owned();
-    for (options, command, code) in [
-        (&[][..], &["true"][..], 0),
-        (&[], &["sh", "-c", "exit 42"], 42),
-        (&[], &["sh", "-c", "exit 255"], 255),
-        (&[], &["sh", "-c", "kill -9 $$"], 137),
-        (&["--timeout", "200ms"], &["sleep", "60"], 124),
-        (&[], &["no-such-program"], 127),
-        (&[], &[plain.as_str()], 126),
-        (&["--timeout", "0s"], &["true"], 125),
-        (&["--timeout=-1s"], &["true"], 125),
-        (&["--no-such-flag"], &["true"], 125),
-        (&["--set", "tll=5s"], &["true"], 125),
-        (&["--user", ""], &["true"], 125),
-    ] {
-        let output = output(dir.path(), &run(options, command));
+    let own: Vec<ExitCase<'_>> = vec![(&["--set", "tll=5s"], vec!["true"], 125)];
+    for (options, command, code) in exit_cases(&plain).into_iter().chain(own) {
+        let output = output(dir.path(), &run(options, &command));
         assert_eq!(output.status.code(), Some(code), "{options:?} {command:?}: {}", stderr(&output));
     }
 }

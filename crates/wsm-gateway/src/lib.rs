@@ -10,4 +10,4 @@ mod server;
 pub use client::{GatewayClient, Io};
 pub use layer::GatewayLayer;
 pub use message::PROTOCOL_VERSION;
-pub use server::serve;
+pub use server::{Served, serve};

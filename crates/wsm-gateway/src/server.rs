@@ -21,6 +21,25 @@ use crate::{
     message::{End, Hello, Reply, Request, SignalRequest, WireEntry},
 };
 
+/// What is served to every connection: a workspace, and what else is done for it from its inside.
+///
+/// ```
+/// # fn served(workspace: std::sync::Arc<dyn wsm_core::Workspace>) -> wsm_gateway::Served {
+/// wsm_gateway::Served::new(workspace)
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Served {
+    workspace: Arc<dyn Workspace>,
+}
+
+impl Served {
+    /// Serves the commands and files of a workspace.
+    pub fn new(workspace: Arc<dyn Workspace>) -> Self {
+        Self { workspace }
+    }
+}
+
 /// Serves a workspace over one connection until the other side closes it or it breaks.
 ///
 /// Everything that goes on for the connection ends with it: commands are ended with their trees, half-written files are
@@ -33,21 +52,19 @@ use crate::{
 /// # Cancel safety
 ///
 /// Dropping the future ends the connection; what goes on for it is ended, though not awaited.
-pub async fn serve(
-    workspace: Arc<dyn Workspace>,
-    io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-) -> Result<()> {
+pub async fn serve(served: Served, io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Result<()> {
     let (reader, writer) = tokio::io::split(io);
     let (frames, queue) = FrameSender::channel();
     let tasks = TaskTracker::new();
     let closing = CancellationToken::new();
     let _ended = closing.clone().drop_guard();
     tasks.spawn(write_frames(queue, writer));
+    let workspace = &served.workspace;
     let hello =
         Hello { workdir: workspace.info().workdir.clone(), capabilities: workspace.capabilities(), ..Hello::client() };
     frames.send(Frame::json(Kind::Hello, 0, &hello)?);
     let connection =
-        Connection { workspace, frames, tasks: tasks.clone(), closing: closing.clone(), streams: Arc::default() };
+        Connection { served, frames, tasks: tasks.clone(), closing: closing.clone(), streams: Arc::default() };
     let result = connection.read(FrameReader::new(reader)).await;
     closing.cancel();
     drop(connection);
@@ -57,7 +74,7 @@ pub async fn serve(
 }
 
 struct Connection {
-    workspace: Arc<dyn Workspace>,
+    served: Served,
     frames: FrameSender,
     tasks: TaskTracker,
     closing: CancellationToken,
@@ -154,10 +171,10 @@ impl Connection {
         if self.streams.lock().insert(id, stream).is_some() {
             return Err(Error::new(ErrorKind::Backend, format!("stream {id} is open already")));
         }
-        let (workspace, streams) = (Arc::clone(&self.workspace), Arc::clone(&self.streams));
+        let (served, streams) = (self.served.clone(), Arc::clone(&self.streams));
         self.tasks.spawn(async move {
             // Dropping the work is what ends a command or undoes a write.
-            let _ = cancelled.run_until_cancelled(task.run(&*workspace, request)).await;
+            let _ = cancelled.run_until_cancelled(task.run(&served, request)).await;
             streams.lock().remove(&id);
         });
         Ok(())
@@ -176,7 +193,8 @@ impl Task {
         }
     }
 
-    async fn run(self, workspace: &dyn Workspace, request: Request) {
+    async fn run(self, served: &Served, request: Request) {
+        let workspace = &*served.workspace;
         let result = match request {
             Request::Spawn(request) => return self.spawn(workspace, request.into()).await,
             Request::Read { path, offset, length } => {

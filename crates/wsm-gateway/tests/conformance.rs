@@ -12,7 +12,7 @@ use futures::stream::BoxStream;
 use tokio_util::task::TaskTracker;
 use wsm_conformance::{Subject, Unavailable};
 use wsm_core::*;
-use wsm_gateway::{GatewayLayer, serve};
+use wsm_gateway::{GatewayLayer, Served, serve};
 use wsm_local::{LocalBackend, LocalConfig};
 
 /// The local backend, whose workspaces are connected to as if they had a gateway inside.
@@ -85,7 +85,7 @@ impl Workspace for Inside {
 
     async fn connect(&self, _: &Endpoint) -> Result<Connection> {
         let (near, far) = tokio::io::duplex(256 << 10);
-        self.servers.spawn(serve(Arc::clone(&self.local) as Arc<dyn Workspace>, far));
+        self.servers.spawn(serve(Served::new(Arc::clone(&self.local) as Arc<dyn Workspace>), far));
         Ok(Connection::Bytes(Box::pin(near)))
     }
 

@@ -23,7 +23,7 @@ use wsm_core::{
     ReadOptions, Result, Workspace, WorkspaceId,
     memory::{MemoryConfig, MemoryEngine},
 };
-use wsm_gateway::{GatewayClient, GatewayLayer, Io, serve};
+use wsm_gateway::{GatewayClient, GatewayLayer, Io, Served, serve};
 
 /// A workspace in memory, its gateway, and what breaks their connection.
 struct Setup {
@@ -65,7 +65,7 @@ mod support {
             self.connections.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             let (near, far) = tokio::io::duplex(64 << 10);
             let workspace = Arc::clone(&self.workspace) as Arc<dyn Workspace>;
-            self.servers.lock().await.spawn(wsm_gateway::serve(workspace, far));
+            self.servers.lock().await.spawn(wsm_gateway::serve(wsm_gateway::Served::new(workspace), far));
             Ok(Connection::Bytes(Box::pin(near)))
         }
     }
@@ -242,7 +242,7 @@ async fn a_client_that_does_not_keep_to_the_protocol_is_hung_up_on() {
         [&b"\x09\0\0\0\0\0\0\0\0"[..], b"\x00\0\0\0\0\xff\xff\xff\xff", b"\x02\0\0\0\0\0\0\0\0", b"garbage garbage"]
     {
         let (mut near, far) = tokio::io::duplex(64 << 10);
-        let serving = serve(Arc::clone(&opened.workspace) as Arc<dyn Workspace>, far);
+        let serving = serve(Served::new(Arc::clone(&opened.workspace) as Arc<dyn Workspace>), far);
         near.write_all(bytes).await.unwrap();
         let (served, _) = tokio::join!(timeout(Duration::from_secs(10), serving), async {
             let mut rest = Vec::new();

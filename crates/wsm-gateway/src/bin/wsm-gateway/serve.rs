@@ -17,7 +17,8 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinSet,
 };
-use wsm_core::{Error, ErrorKind, Result, Workspace, WorkspaceId, WorkspaceInfo};
+use wsm_core::{Error, ErrorKind, Result, WorkspaceId, WorkspaceInfo};
+use wsm_gateway::Served;
 use wsm_host::{Environment, HostWorkspace, Launcher, Opening, Reach};
 
 use crate::{
@@ -101,12 +102,12 @@ async fn run(channel: Channel, Opened { opening, launcher }: Opened) -> Result<(
         }
     };
     let work = async {
-        let workspace: Arc<dyn Workspace> = Arc::new(HostWorkspace::new(Arc::clone(&opening)));
-        let served = tokio::select! {
-            served = serve_channel(channel, workspace) => served,
+        let served = Served::new(Arc::new(HostWorkspace::new(Arc::clone(&opening))));
+        let result = tokio::select! {
+            result = serve_channel(channel, served) => result,
             _ = terminated.recv() => Ok(()),
         };
-        opening.end().await.and(served)
+        opening.end().await.and(result)
     };
     tokio::select! {
         result = work => result,
@@ -114,34 +115,34 @@ async fn run(channel: Channel, Opened { opening, launcher }: Opened) -> Result<(
     }
 }
 
-async fn serve_channel(channel: Channel, workspace: Arc<dyn Workspace>) -> Result<()> {
+async fn serve_channel(channel: Channel, served: Served) -> Result<()> {
     let unwatched = |cause| Error::new(ErrorKind::Backend, "the channel can not be watched").with_source(cause);
-    let served = match channel {
-        Channel::Pipes(stdin, stdout) => wsm_gateway::serve(workspace, join_pipes(stdin, stdout)?).await,
+    let result = match channel {
+        Channel::Pipes(stdin, stdout) => wsm_gateway::serve(served, join_pipes(stdin, stdout)?).await,
         Channel::Socket(stream) => {
             stream.set_nonblocking(true).map_err(unwatched)?;
-            wsm_gateway::serve(workspace, UnixStream::from_std(stream).map_err(unwatched)?).await
+            wsm_gateway::serve(served, UnixStream::from_std(stream).map_err(unwatched)?).await
         }
         Channel::Listener(listener, _file) => {
             listener.set_nonblocking(true).map_err(unwatched)?;
-            accept(UnixListener::from_std(listener).map_err(unwatched)?, workspace).await
+            accept(UnixListener::from_std(listener).map_err(unwatched)?, served).await
         }
     };
-    match served {
+    match result {
         // A broken connection is as closed as one that was closed in good order.
         Err(error) if error.kind() == ErrorKind::Unavailable => Ok(()),
-        served => served,
+        result => result,
     }
 }
 
 /// Serves every connection, for ever.
-async fn accept(listener: UnixListener, workspace: Arc<dyn Workspace>) -> Result<()> {
+async fn accept(listener: UnixListener, served: Served) -> Result<()> {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(wsm_gateway::serve(Arc::clone(&workspace), stream));
+                    connections.spawn(wsm_gateway::serve(served.clone(), stream));
                 }
                 // Too many files are open. Others will be closed.
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,

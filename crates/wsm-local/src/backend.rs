@@ -7,24 +7,23 @@ use futures::{
     StreamExt, TryStreamExt,
     stream::{self, BoxStream},
 };
-use rustix::fs::{Access, AtFlags, CWD, accessat, statfs};
 use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 use wsm_core::{
-    Backend, Capabilities, Cause, Encoding, Error, ErrorKind, FoundState, FoundWorkspace, IsolationPolicy, Loss,
-    OpenRequest, Opened, Outcome, OutcomeKind, Placement, Probe, Result, WorkspaceId, WorkspaceInfo,
+    Backend, Capabilities, Cause, Encoding, Error, FoundWorkspace, IsolationPolicy, Loss, OpenRequest, Opened, Outcome,
+    OutcomeKind, Placement, Probe, Result, WorkspaceId, WorkspaceInfo,
 };
 
 use wsm_host::{
-    Arrival, Basedir, HostWorkspace, Launcher, Opening, Reach, Record, Settled, Wanted, blocking, require_openat2,
+    Arrival, Basedir, HostWorkspace, Launcher, Opening, Reach, Registry, Settled, Wanted, blocking, probe_basedir,
+    require_openat2,
 };
 
 use crate::{
     KIND,
     config::LocalConfig,
     environment::environment,
-    registry::{Live, Registry},
-    workspace::LocalWorkspace,
+    workspace::{Live, LocalWorkspace},
 };
 
 /// What every workspace of this backend can do.
@@ -33,14 +32,11 @@ const CAPABILITIES: Capabilities =
 
 const NO_SANDBOX: &str = "there is no sandbox: commands run as the user of this process, and can do whatever it can";
 
-/// How many records are read at once for a list.
-const LIST_CHUNK: usize = 256;
-
 /// Workspaces that are directories of this machine. Made from a [`LocalConfig`].
 #[derive(Debug)]
 pub struct LocalBackend {
     config: LocalConfig,
-    registry: Arc<Registry>,
+    registry: Arc<Registry<Live>>,
     /// Ends processes that belong to no open workspace.
     tasks: TaskTracker,
     ready: OnceCell<Ready>,
@@ -69,19 +65,6 @@ impl LocalBackend {
             })
         };
         self.ready.get_or_try_init(prepare).await
-    }
-
-    fn found(&self, base: &Basedir, record: Record, exists: bool) -> FoundWorkspace {
-        let state = match (exists, self.registry.is_open(&record.id)) {
-            (false, _) => FoundState::Dead,
-            (true, true) => FoundState::Running,
-            (true, false) => FoundState::Suspended,
-        };
-        let location = base.path_of(&record);
-        FoundWorkspace::new(record.id, state, location)
-            .with_owner(record.owner)
-            .with_generation(record.generation)
-            .with_created_at(Some(record.created_at))
     }
 }
 
@@ -119,7 +102,7 @@ impl Backend for LocalBackend {
             }
             // Its directory was deleted, or putting it away was broken off. Nothing of it may run on beside the new one.
             live.opening.end().await?;
-            self.registry.remove(&live);
+            self.registry.remove(live.id(), &live);
         }
         let outcome = match settled.arrival {
             Some(Arrival::Created) => Outcome::new(OutcomeKind::Created),
@@ -134,33 +117,19 @@ impl Backend for LocalBackend {
         let info = WorkspaceInfo::new(record.id, KIND, workdir).with_generation(record.generation);
         let opening = Opening::new(info, CAPABILITIES, Reach::Workdir, directory, Arc::clone(launcher));
         let live = Arc::new(Live { opening: Arc::new(opening), identity });
-        self.registry.insert(Arc::clone(&live));
+        self.registry.insert(live.id().clone(), Arc::clone(&live));
         Ok(Opened::new(Arc::new(LocalWorkspace::new(live, Arc::clone(&self.registry))), outcome))
     }
 
     async fn find(&self, id: &WorkspaceId) -> Result<Option<FoundWorkspace>> {
         let Ready { base, .. } = self.ready().await?;
-        let record = {
-            let (base, id) = (Arc::clone(base), id.clone());
-            blocking(move || base.find(&id)).await?
-        };
-        Ok(record.map(|(record, exists)| self.found(base, record, exists)))
+        base.find_workspace(id, |id| self.registry.is_open(id)).await
     }
 
     fn list(&self) -> BoxStream<'_, Result<FoundWorkspace>> {
         let list = async {
             let Ready { base, .. } = self.ready().await?;
-            let names = {
-                let base = Arc::clone(base);
-                blocking(move || base.list()).await?
-            };
-            let chunks: Vec<Vec<String>> = names.chunks(LIST_CHUNK).map(<[String]>::to_vec).collect();
-            let records = stream::iter(chunks).then(|chunk| {
-                let base = Arc::clone(base);
-                blocking(move || base.read_listed(&chunk))
-            });
-            let records = records.map_ok(stream::iter).try_flatten();
-            Ok::<_, Error>(records.map_ok(|(record, exists)| self.found(base, record, exists)))
+            base.list_workspaces(|id| self.registry.is_open(id)).await
         };
         stream::once(list).try_flatten().boxed()
     }
@@ -176,7 +145,7 @@ impl Backend for LocalBackend {
         }
         if let Some(live) = self.registry.get(id) {
             live.opening.end().await?;
-            self.registry.remove(&live);
+            self.registry.remove(live.id(), &live);
         }
         // Also what another process started there, and what an earlier one left.
         launcher.end_everywhere(&self.tasks, id).await?;
@@ -192,26 +161,7 @@ impl Backend for LocalBackend {
             let probe = Probe::new(format!("directories of this machine, Linux {}", kernel.trim()))
                 .with_fact("`openat2` is available: files are confined to their workspace")
                 .with_warning(NO_SANDBOX);
-            let shown = basedir.display();
-            match basedir.metadata() {
-                Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
-                    Ok(probe.with_warning(format!("`basedir` {shown} does not exist yet: it is made at the start")))
-                }
-                Err(cause) => Err(unusable(format!("`basedir` {shown} can not be looked at")).with_source(cause)),
-                Ok(metadata) if !metadata.is_dir() => {
-                    Err(unusable(format!("`basedir` {shown} is not a directory: give a directory")))
-                }
-                Ok(_) => {
-                    let access = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
-                    accessat(CWD, &basedir, access, AtFlags::EACCESS).map_err(|errno| {
-                        let message =
-                            format!("`basedir` {shown} can not be written: give it to the user that wsm runs as");
-                        unusable(message).with_source(errno)
-                    })?;
-                    let file_system = statfs(&basedir).map_or("unknown", |stat| file_system_name(stat.f_type as u64));
-                    Ok(probe.with_fact(format!("`basedir` is {shown}, on a file system of type {file_system}")))
-                }
-            }
+            probe_basedir(probe, &basedir)
         })
         .await
     }
@@ -239,23 +189,4 @@ fn agents_place(placement: &Placement) -> Option<String> {
     let segment = |id: &str| Encoding::PATH_SEGMENT.encode(id);
     (*policy == IsolationPolicy::PerAgent)
         .then(|| format!("{}/{}", segment(scope.user_id.as_str()), segment(scope.agent_id.as_str())))
-}
-
-fn unusable(message: String) -> Error {
-    Error::new(ErrorKind::Unavailable, message).with_field("basedir")
-}
-
-/// The usual file systems, by the magic number that `statfs` gives.
-fn file_system_name(magic: u64) -> &'static str {
-    match magic {
-        0xEF53 => "ext4",
-        0x5846_5342 => "xfs",
-        0x9123_683E => "btrfs",
-        0x0102_1994 => "tmpfs",
-        0x794C_7630 => "overlay",
-        0x2FC1_2FC1 => "zfs",
-        0x6969 => "nfs",
-        0x6573_5546 => "fuse",
-        _ => "unknown",
-    }
 }

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use wsm_core::{BackendConfig, Error, Result, SweepTrigger};
+use wsm_core::{BackendConfig, Result, SweepTrigger};
+use wsm_host::options;
 
 use crate::backend::LocalBackend;
 
@@ -37,7 +38,7 @@ pub struct LocalConfig {
     /// `LANG`, `LC_*`, `TZ`, `TERM` and `TMPDIR`.
     pub inherit_env: Vec<String>,
     /// How long a command that is ended has for cleaning up between `SIGTERM` and `SIGKILL`. 1 second by default.
-    #[serde(with = "human_duration")]
+    #[serde(with = "options::human_duration")]
     pub kill_grace: Duration,
 }
 
@@ -82,28 +83,10 @@ impl LocalConfig {
 
     fn validate(&self) -> Result<()> {
         let Self { basedir, env, inherit_env, kill_grace: _ } = self;
-        if basedir.as_os_str().is_empty() {
-            return Err(Error::invalid("basedir", "`basedir` is empty: give the directory that holds the workspaces"));
-        }
-        if let Some(name) = env.keys().find(|name| !is_variable_name(name)) {
-            return Err(Error::invalid("env", not_a_name("env", name)));
-        }
-        if let Some((name, _)) = env.iter().find(|(_, value)| value.contains('\0')) {
-            return Err(Error::invalid("env", format!("the value of `{name}` in `env` holds a NUL byte")));
-        }
-        if let Some(name) = inherit_env.iter().find(|name| !is_variable_name(name)) {
-            return Err(Error::invalid("inherit_env", not_a_name("inherit_env", name)));
-        }
-        Ok(())
+        options::check_basedir(basedir)?;
+        options::check_env(env)?;
+        options::check_variable_names("inherit_env", inherit_env)
     }
-}
-
-fn is_variable_name(name: &str) -> bool {
-    !name.is_empty() && !name.contains(['=', '\0'])
-}
-
-fn not_a_name(option: &str, name: &str) -> String {
-    format!("`{option}` can not hold {name:?}: names are not empty and hold neither `=` nor NUL")
 }
 
 impl BackendConfig for LocalConfig {
@@ -118,23 +101,6 @@ impl BackendConfig for LocalConfig {
     /// `sweep_interval` does nothing.
     fn sweep(&self) -> SweepTrigger {
         SweepTrigger::Get
-    }
-}
-
-/// Durations as people write them: `1s`, `250ms`, `2m 30s`.
-mod human_duration {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&humantime::format_duration(*duration))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        humantime::parse_duration(&text)
-            .map_err(|error| D::Error::custom(format!("`{text}` is not a duration such as `1s` or `250ms`: {error}")))
     }
 }
 

@@ -3,7 +3,6 @@
 mod backend;
 mod config;
 mod environment;
-mod registry;
 mod workspace;
 
 pub use backend::LocalBackend;

@@ -9,23 +9,35 @@ use std::{
 use async_trait::async_trait;
 use wsm_core::{
     ByteStream, Capabilities, Checkpoint, Command, Connection, DirEntry, Endpoint, ExecResult, Health,
-    ManagedWorkspace, Metadata, Process, ReadFile, ReadOptions, RemoveOptions, Result, Workspace, WorkspaceInfo,
-    WriteOptions,
+    ManagedWorkspace, Metadata, Process, ReadFile, ReadOptions, RemoveOptions, Result, Workspace, WorkspaceId,
+    WorkspaceInfo, WriteOptions,
 };
-use wsm_host::HostWorkspace;
+use wsm_host::{HostWorkspace, Identity, Opening, Registry};
 
-use crate::registry::{Live, Registry};
+/// An open workspace.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) opening: Arc<Opening>,
+    /// Which directory it has.
+    pub(crate) identity: Identity,
+}
+
+impl Live {
+    pub(crate) fn id(&self) -> &WorkspaceId {
+        self.opening.id()
+    }
+}
 
 /// One handed-out object of an open workspace. All that it adds is that openings and endings of one id take turns.
 #[derive(Debug)]
 pub(crate) struct LocalWorkspace {
     host: HostWorkspace,
     live: Arc<Live>,
-    registry: Arc<Registry>,
+    registry: Arc<Registry<Live>>,
 }
 
 impl LocalWorkspace {
-    pub(crate) fn new(live: Arc<Live>, registry: Arc<Registry>) -> Self {
+    pub(crate) fn new(live: Arc<Live>, registry: Arc<Registry<Live>>) -> Self {
         Self { host: HostWorkspace::new(Arc::clone(&live.opening)), live, registry }
     }
 }
@@ -96,12 +108,12 @@ impl ManagedWorkspace for LocalWorkspace {
         }
         // An opening of the same id waits for the end of this one.
         let _turn = self.registry.turn(self.live.id()).await;
-        if !self.registry.holds(&self.live) {
+        if !self.registry.holds(self.live.id(), &self.live) {
             // It has ended already, and what runs there now is of a later opening.
             return Ok(None);
         }
         let checkpoint = self.host.suspend().await?;
-        self.registry.remove(&self.live);
+        self.registry.remove(self.live.id(), &self.live);
         Ok(checkpoint)
     }
 

@@ -17,3 +17,4 @@ mod vfork;
 pub use environment::Environment;
 pub use launcher::Launcher;
 pub(crate) use launcher::{Host, Launch, Stdin};
+pub use vfork::keep_ends_of_children;

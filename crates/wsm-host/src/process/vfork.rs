@@ -117,7 +117,7 @@ pub(super) fn spawn(image: &Image, files: &Files<'_>) -> io::Result<(Pid, OwnedF
 
 /// Makes the kernel keep the ends of children until somebody asks for them: a process that was started with `SIGCHLD`
 /// ignored would never hear of one.
-pub(super) fn keep_ends_of_children() {
+pub fn keep_ends_of_children() {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: zero is a valid value of every field, and the signal is one that can be handled.
     unsafe {

@@ -2,14 +2,19 @@
 
 use std::{ffi::OsString, os::fd::RawFd, path::PathBuf};
 
+use wsm_core::WorkspaceId;
+
 pub(crate) const USAGE: &str = "\
-usage: wsm-gateway serve (--fd N | --socket PATH | --stdio) [--workdir DIR]
+usage: wsm-gateway serve (--door N | --fd N | --socket PATH | --stdio) [--id ID] [--workdir DIR] [--path DIR]...
        wsm-gateway version
 
+  --door N       serve every connection that is passed over an inherited unix socket, and end with that
   --fd N         serve one connection over an inherited unix socket, and end with it
   --stdio        serve one connection over stdin and stdout, and end with it
   --socket PATH  listen on a unix socket, and serve every connection until SIGTERM
-  --workdir DIR  where commands run and relative paths start [the current directory]";
+  --id ID        the workspace's id
+  --workdir DIR  where commands run and relative paths start [the current directory]
+  --path DIR     where commands are looked for first, below the workdir";
 
 /// What to do.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,12 +28,16 @@ pub(crate) enum Action {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Serve {
     pub(crate) source: Source,
+    pub(crate) id: Option<WorkspaceId>,
     pub(crate) workdir: Option<PathBuf>,
+    /// Directories below the workdir that go before all others on `PATH`.
+    pub(crate) path: Vec<PathBuf>,
 }
 
 /// Where connections come from.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Source {
+    Door(RawFd),
     Fd(RawFd),
     Stdio,
     Socket(PathBuf),
@@ -54,17 +63,27 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Action, 
 }
 
 fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String> {
-    let (mut sources, mut workdir) = (Vec::new(), None);
+    let (mut sources, mut id, mut workdir, mut path) = (Vec::new(), None, None, Vec::new());
     while let Some(arg) = args.next() {
         let mut value = |what: &str| args.next().ok_or(format!("`{}` needs {what}", arg.display()));
         match arg.to_str() {
-            Some("--fd") => {
+            Some(option @ ("--door" | "--fd")) => {
                 let number = value("the number of an open file")?;
                 // The first three are the standard streams.
                 let parsed = number.to_str().and_then(|text| text.parse().ok()).filter(|&number| number > 2);
-                let problem = || format!("`--fd` needs a number from 3 on, and `{}` is none", number.display());
-                sources.push(Source::Fd(parsed.ok_or_else(problem)?));
+                let problem = || format!("`{option}` needs a number from 3 on, and `{}` is none", number.display());
+                let number = parsed.ok_or_else(problem)?;
+                sources.push(if option == "--fd" { Source::Fd(number) } else { Source::Door(number) });
             }
+            Some("--id") => {
+                let text = value("a workspace's id")?;
+                let parsed = text.to_str().and_then(|id| WorkspaceId::new(id).ok());
+                let parsed = parsed.ok_or_else(|| format!("`{}` is no workspace id", text.display()))?;
+                if id.replace(parsed).is_some() {
+                    return Err("`--id` is there twice".to_owned());
+                }
+            }
+            Some("--path") => path.push(value("a directory")?.into()),
             Some("--stdio") => sources.push(Source::Stdio),
             Some("--socket") => sources.push(Source::Socket(value("a path")?.into())),
             Some("--workdir") => {
@@ -76,8 +95,8 @@ fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String
         }
     }
     match (sources.pop(), sources.pop()) {
-        (Some(source), None) => Ok(Serve { source, workdir }),
-        _ => Err("`serve` needs one of `--fd`, `--socket` and `--stdio`".to_owned()),
+        (Some(source), None) => Ok(Serve { source, id, workdir, path }),
+        _ => Err("`serve` needs one of `--door`, `--fd`, `--socket` and `--stdio`".to_owned()),
     }
 }
 
@@ -91,12 +110,26 @@ mod tests {
 
     #[test]
     fn every_way_to_serve_is_understood() {
-        let serve =
-            |source, workdir: Option<&str>| Ok(Action::Serve(Serve { source, workdir: workdir.map(PathBuf::from) }));
+        let serve = |source, workdir: Option<&str>| {
+            Ok(Action::Serve(Serve { source, id: None, workdir: workdir.map(PathBuf::from), path: Vec::new() }))
+        };
         assert_eq!(parse("serve --fd 3"), serve(Source::Fd(3), None));
+        assert_eq!(parse("serve --door 3"), serve(Source::Door(3), None));
         assert_eq!(parse("serve --workdir /w --stdio"), serve(Source::Stdio, Some("/w")));
         assert_eq!(parse("serve --socket /run/s --workdir w"), serve(Source::Socket("/run/s".into()), Some("w")));
         assert_eq!(parse("version"), Ok(Action::Version));
+    }
+
+    #[test]
+    fn the_workspace_is_described() {
+        let described = Serve {
+            source: Source::Stdio,
+            id: Some(WorkspaceId::new("w 1").unwrap()),
+            workdir: None,
+            path: vec!["a/bin".into(), "b".into()],
+        };
+        let args = ["serve", "--id", "w 1", "--path", "a/bin", "--path", "b", "--stdio"];
+        assert_eq!(super::parse(args.into_iter().map(OsString::from)), Ok(Action::Serve(described)));
     }
 
     #[test]
@@ -110,6 +143,10 @@ mod tests {
             ("serve --fd", "`--fd` needs"),
             ("serve --fd 2", "`2`"),
             ("serve --fd x", "`x`"),
+            ("serve --door 0", "`0`"),
+            ("serve --door 3 --fd 4", "needs one of"),
+            ("serve --stdio --id a --id b", "twice"),
+            ("serve --stdio --id", "`--id` needs"),
             ("serve --stdio --workdir", "`--workdir` needs"),
             ("serve --stdio --workdir a --workdir b", "twice"),
             ("serve --stdio --port 1", "`--port`"),

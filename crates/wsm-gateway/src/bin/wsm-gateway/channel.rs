@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{self, ErrorKind as IoErrorKind},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, OwnedFd, RawFd},
         unix::net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -24,6 +24,8 @@ pub(crate) enum Channel {
     Socket(UnixStream),
     /// One connection over two pipes, with which everything ends.
     Pipes(OwnedFd, OwnedFd),
+    /// As many connections as are passed through it. Everything ends with it.
+    Door(UnixStream),
     /// As many connections as somebody makes.
     Listener(UnixListener, SocketFile),
 }
@@ -46,14 +48,8 @@ impl Channel {
     /// `invalid_input` for something that can not carry a connection; `conflict` when somebody listens on the socket.
     pub(crate) fn open(source: Source) -> Result<Self> {
         match source {
-            Source::Fd(number) => {
-                let file = inherited::take(number)
-                    .map_err(|cause| unfit(format!("`--fd {number}`: no such file is open")).with_source(cause))?;
-                match unix_stream(file) {
-                    Some(stream) => Ok(Self::Socket(stream)),
-                    None => Err(unfit(format!("`--fd {number}` is not a connected unix socket"))),
-                }
-            }
+            Source::Fd(number) => take_socket("--fd", number).map(Self::Socket),
+            Source::Door(number) => take_socket("--door", number).map(Self::Door),
             Source::Stdio => {
                 let own = |file: io::Result<OwnedFd>| {
                     file.map_err(|cause| unfit("stdin or stdout is closed".to_owned()).with_source(cause))
@@ -83,6 +79,12 @@ pub(crate) fn join_pipes(stdin: OwnedFd, stdout: OwnedFd) -> Result<Box<dyn Io>>
         Ok((stdin, stdout)) => Ok(Box::new(tokio::io::join(stdin, stdout))),
         Err(cause) => Err(unfit("stdin and stdout are neither pipes nor a unix socket".to_owned()).with_source(cause)),
     }
+}
+
+fn take_socket(option: &str, number: RawFd) -> Result<UnixStream> {
+    let file = inherited::take(number)
+        .map_err(|cause| unfit(format!("`{option} {number}`: no such file is open")).with_source(cause))?;
+    unix_stream(file).ok_or_else(|| unfit(format!("`{option} {number}` is not a connected unix socket")))
 }
 
 /// None for what is not a connected unix socket.

@@ -4,6 +4,7 @@
 
 mod args;
 mod channel;
+mod door;
 mod inherited;
 mod orphans;
 mod serve;

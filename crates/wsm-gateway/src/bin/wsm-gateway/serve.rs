@@ -1,8 +1,12 @@
 //! Serves a workspace from its inside.
 
 use std::{
-    env, fs,
+    collections::BTreeMap,
+    env,
+    ffi::{OsStr, OsString},
+    fs,
     fs::File,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -16,6 +20,7 @@ use tokio::{
     net::{UnixListener, UnixStream},
     signal::unix::{SignalKind, signal},
     task::JoinSet,
+    time::timeout,
 };
 use wsm_core::{Error, ErrorKind, Result, WorkspaceId, WorkspaceInfo};
 use wsm_gateway::Served;
@@ -24,11 +29,14 @@ use wsm_host::{Environment, HostWorkspace, Launcher, Opening, Reach};
 use crate::{
     args::Serve,
     channel::{Channel, join_pipes},
+    door::Door,
     orphans::Reaper,
 };
 
 /// How long a command that is ended has for cleaning up.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long ending all commands may take. Well above [`GRACE`].
+const END_LIMIT: Duration = Duration::from_secs(5);
 /// How many calls may block at once. Each has a thread, which is a good part of what an idle gateway weighs.
 const BLOCKING_THREADS: usize = 32;
 /// How long to wait before accepting again when there was no room for one more connection.
@@ -41,14 +49,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// `invalid_input` when something about the options can not be used; `backend` when the other side does not keep to the
 /// protocol.
 pub(crate) fn serve(options: Serve) -> Result<()> {
-    let Serve { source, workdir } = options;
+    let Serve { source, id, workdir, path } = options;
     // Before any command can run: it has the same user, and would otherwise be allowed to take the channel out of this
     // process, to write into its memory, or to stop it.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|cause| Error::new(ErrorKind::Backend, "can not shut commands out").with_source(cause))?;
     // Before anything else is opened that could have the number.
     let channel = Channel::open(source)?;
-    let opening = open(workdir)?;
+    let opening = open(id.unwrap_or_else(WorkspaceId::random), workdir, &path)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)
@@ -58,7 +66,7 @@ pub(crate) fn serve(options: Serve) -> Result<()> {
 }
 
 /// What is served: the directory, and everything else that this process can see.
-fn open(workdir: Option<PathBuf>) -> Result<Opened> {
+fn open(id: WorkspaceId, workdir: Option<PathBuf>, first_on_path: &[PathBuf]) -> Result<Opened> {
     let given = workdir.unwrap_or_else(|| PathBuf::from("."));
     let unusable = |cause: std::io::Error| {
         Error::invalid("workdir", format!("`{}` can not be worked in", given.display())).with_source(cause)
@@ -69,18 +77,25 @@ fn open(workdir: Option<PathBuf>) -> Result<Opened> {
     let Some(workdir) = path.to_str() else {
         return Err(Error::invalid("workdir", format!("`{}` is not UTF-8", path.display())));
     };
-    let environment = Environment::new(env::vars_os().collect());
+    let environment = environment(Path::new(workdir), first_on_path)?;
     let launcher = Arc::new(Launcher::alone(environment, GRACE));
-    let info = WorkspaceInfo::new(id(), "gateway", workdir);
+    let info = WorkspaceInfo::new(id, "gateway", workdir);
     let capabilities = HostWorkspace::CAPABILITIES.with_shell(Path::new("/bin/sh").exists());
     let opening = Opening::new(info, capabilities, Reach::Everything, File::from(directory), Arc::clone(&launcher));
     Ok(Opened { opening: Arc::new(opening), launcher })
 }
 
-/// The workspace's own id, where whoever started this process has told it.
-fn id() -> WorkspaceId {
-    let told = env::var("WSM_WORKSPACE_ID").ok().and_then(|id| WorkspaceId::new(id).ok());
-    told.unwrap_or_else(WorkspaceId::random)
+/// The variables of this process, with some directories before all others on `PATH`.
+fn environment(workdir: &Path, first_on_path: &[PathBuf]) -> Result<Environment> {
+    let mut variables: BTreeMap<OsString, OsString> = env::vars_os().collect();
+    if !first_on_path.is_empty() {
+        let path = variables.get(OsStr::new("PATH")).cloned().unwrap_or_else(|| Environment::DEFAULT_PATH.into());
+        let first = first_on_path.iter().map(|directory| workdir.join(directory));
+        let path = env::join_paths(first.chain(env::split_paths(&path)))
+            .map_err(|cause| Error::invalid("path", "`--path` can not hold a colon").with_source(cause))?;
+        variables.insert("PATH".into(), path);
+    }
+    Ok(Environment::new(variables))
 }
 
 /// An opened workspace, and what its commands are started by.
@@ -91,8 +106,21 @@ struct Opened {
 }
 
 async fn run(channel: Channel, Opened { opening, launcher }: Opened) -> Result<()> {
-    let mut terminated = signal(SignalKind::terminate())
-        .map_err(|cause| Error::new(ErrorKind::Backend, "can not hear of `SIGTERM`").with_source(cause))?;
+    // Anybody in a sandbox may send the signal, to which its first process is deaf as long as it does not ask for it. So
+    // where the channel is what ends it, it does not.
+    let mut terminated = match &channel {
+        Channel::Door(_) => None,
+        _ => Some(
+            signal(SignalKind::terminate())
+                .map_err(|cause| Error::new(ErrorKind::Backend, "can not hear of `SIGTERM`").with_source(cause))?,
+        ),
+    };
+    let terminated = async {
+        match &mut terminated {
+            Some(terminated) => terminated.recv().await,
+            None => std::future::pending().await,
+        }
+    };
     // Orphans come to the first process, and to no other.
     let mut reaper = if getpid().is_init() { Some(Reaper::new(launcher)?) } else { None };
     let reaping = async {
@@ -105,9 +133,13 @@ async fn run(channel: Channel, Opened { opening, launcher }: Opened) -> Result<(
         let served = Served::new(Arc::new(HostWorkspace::new(Arc::clone(&opening))));
         let result = tokio::select! {
             result = serve_channel(channel, served) => result,
-            _ = terminated.recv() => Ok(()),
+            _ = terminated => Ok(()),
         };
-        opening.end().await.and(result)
+        // What does not end in time ends with the first process, or is left to whoever started this one.
+        match timeout(END_LIMIT, opening.end()).await {
+            Ok(ended) => ended.and(result),
+            Err(_) => result,
+        }
     };
     tokio::select! {
         result = work => result,
@@ -123,9 +155,16 @@ async fn serve_channel(channel: Channel, served: Served) -> Result<()> {
             stream.set_nonblocking(true).map_err(unwatched)?;
             wsm_gateway::serve(served, UnixStream::from_std(stream).map_err(unwatched)?).await
         }
+        Channel::Door(door) => {
+            door.set_nonblocking(true).map_err(unwatched)?;
+            let mut door = Door::new(UnixStream::from_std(door).map_err(unwatched)?);
+            door.say_ready().await?;
+            accept(async || door.next().await, served).await
+        }
         Channel::Listener(listener, _file) => {
             listener.set_nonblocking(true).map_err(unwatched)?;
-            accept(UnixListener::from_std(listener).map_err(unwatched)?, served).await
+            let listener = UnixListener::from_std(listener).map_err(unwatched)?;
+            accept(async || listener.accept().await.map(|(stream, _)| Some(stream)), served).await
         }
     };
     match result {
@@ -135,15 +174,16 @@ async fn serve_channel(channel: Channel, served: Served) -> Result<()> {
     }
 }
 
-/// Serves every connection, for ever.
-async fn accept(listener: UnixListener, served: Served) -> Result<()> {
+/// Serves every connection, until there will be no more.
+async fn accept(mut next: impl AsyncFnMut() -> io::Result<Option<UnixStream>>, served: Served) -> Result<()> {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
+            accepted = next() => match accepted {
+                Ok(Some(stream)) => {
                     connections.spawn(wsm_gateway::serve(served.clone(), stream));
                 }
+                Ok(None) => return Ok(()),
                 // Too many files are open. Others will be closed.
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             },

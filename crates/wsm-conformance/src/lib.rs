@@ -3,10 +3,12 @@
 
 mod cases;
 mod context;
+mod layered;
 mod report;
 mod runner;
 mod subject;
 
+pub use layered::Layered;
 pub use report::{CaseReport, Report, Verdict};
 pub use runner::{run, run_all};
 pub use subject::{Faults, Subject, Unavailable};

@@ -212,7 +212,8 @@ pub struct InitProgram {
     pub path: std::path::PathBuf,
     /// The hash of its content, in hexadecimal digits.
     pub hash: String,
-    /// Its arguments.
+    /// Its arguments. The backend adds its own, which say how the program is connected to and where it works: those of
+    /// `wsm-gateway serve`.
     pub args: Vec<String>,
 }
 

@@ -101,9 +101,21 @@ impl Encoding {
         if name.len() > self.max_len {
             name.truncate(self.max_len - 34);
             name.extend([escape, escape]);
-            name.push_str(&hex::encode(Blake2b::<U16>::digest(bytes)));
+            name.push_str(&Self::hash(id));
         }
         name
+    }
+
+    /// Encodes `id` as 32 lower-case hexadecimal digits, for places where nothing of it should be read: the first 16 bytes of
+    /// its BLAKE2b hash. Two different ids never meet in practice.
+    ///
+    /// ```
+    /// use wsm_core::Encoding;
+    ///
+    /// assert_eq!(Encoding::hash("ann@example.org"), "b7b49ef60b118d378cfcb0b2a2e7d6de");
+    /// ```
+    pub fn hash(id: &str) -> String {
+        hex::encode(Blake2b::<U16>::digest(id.as_bytes()))
     }
 
     fn push_hex(&self, name: &mut String, byte: u8) {

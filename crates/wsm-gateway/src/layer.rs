@@ -18,6 +18,10 @@ use wsm_core::{
 
 use crate::client::{GatewayClient, Io};
 
+/// How often, and after which time each, an engine is asked again whether a sandbox is dead whose gateway does not answer.
+const DEATH_LOOKS: u32 = 10;
+const DEATH_PAUSE: Duration = Duration::from_millis(50);
+
 /// Drives workspaces through the gateway that runs as their first process.
 ///
 /// The backend must declare `init` and `connect`: it starts the program that this layer names, and answers
@@ -45,7 +49,9 @@ impl Layer for GatewayLayer {
             let message = "the gateway needs a backend that can start it and connect to it (`init` and `connect`)";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        request.init = Some(self.program.clone());
+        let mut program = self.program.clone();
+        program.args.insert(0, "serve".to_owned());
+        request.init = Some(program);
         Ok(())
     }
 
@@ -157,10 +163,19 @@ impl ManagedWorkspace for GatewayWorkspace {
 
     async fn health(&self) -> Result<Health> {
         // The sandbox first: when it is dead, nobody needs to ask the gateway.
-        match self.inner.health().await? {
-            Health::Alive(idle_stop) => self.client.ping().await.map(|()| Health::Alive(idle_stop)),
-            dead => Ok(dead),
+        let idle_stop = match self.inner.health().await? {
+            Health::Alive(idle_stop) => idle_stop,
+            dead => return Ok(dead),
+        };
+        let Err(error) = self.client.ping().await else { return Ok(Health::Alive(idle_stop)) };
+        // The connection breaks a moment before the engine knows that the sandbox is dead.
+        for _ in 0..DEATH_LOOKS {
+            tokio::time::sleep(DEATH_PAUSE).await;
+            if let dead @ Health::Dead(_) = self.inner.health().await? {
+                return Ok(dead);
+            }
         }
+        Err(error)
     }
 
     async fn keep_alive(&self, duration: Duration) -> Result<Option<Duration>> {

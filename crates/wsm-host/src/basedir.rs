@@ -31,7 +31,7 @@ use wsm_core::{Error, ErrorKind, Result, WorkspaceId};
 
 use crate::{
     error,
-    index::{self, Index, Record, Settled, Wanted},
+    index::{self, Arrival, Index, Record, Settled, Wanted},
     opening::Place,
 };
 
@@ -155,6 +155,16 @@ impl Basedir {
     /// `index_damaged`; `conflict` when something else is in the place of the directory; `unavailable`.
     pub fn settle(&self, wanted: Wanted) -> Result<Settled> {
         index::settle(self, wanted)
+    }
+
+    /// Says of a settled workspace that its arrival could not be told to anybody, since what else it takes could not be
+    /// made. The next one to settle it learns of it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`find`](Self::find).
+    pub fn take_back(&self, id: &WorkspaceId, arrival: Arrival) -> Result<()> {
+        index::take_back(self, id, arrival)
     }
 
     /// The directory of a settled workspace, to be opened for as long as it is the same one.

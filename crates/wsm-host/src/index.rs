@@ -20,7 +20,7 @@ use rustix::{
 use wsm_core::{Encoding, Error, ErrorKind, Result, WorkspaceId};
 
 pub use place::{Settled, Wanted};
-pub(crate) use place::{look, settle, sweep_trash, vacate};
+pub(crate) use place::{look, settle, sweep_trash, take_back, vacate};
 pub use record::{Arrival, Record};
 
 use crate::{

@@ -86,6 +86,16 @@ pub(crate) fn settle(base: &Basedir, wanted: Wanted) -> Result<Settled> {
     Ok(Settled { record, identity, arrival })
 }
 
+/// See [`Basedir::take_back`].
+pub(crate) fn take_back(base: &Basedir, id: &WorkspaceId, arrival: Arrival) -> Result<()> {
+    let directory = base.open()?;
+    let _lock = base.lock(&directory)?;
+    let index = Index::open(&directory)?;
+    let Some(mut record) = index.read(id)? else { return Ok(()) };
+    record.arriving = Some(arrival);
+    index.write(&record)
+}
+
 /// See [`Basedir::vacate`].
 pub(crate) fn vacate(base: &Basedir, id: &WorkspaceId) -> Result<()> {
     let directory = base.open()?;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 use wsm_core::{
-    BackendConfig, CachingManager, Error, ErrorKind, EventListener, ManagerSettings, Prewarm, Result, WorkspaceManager,
+    BackendConfig, CachingManager, Error, ErrorKind, EventListener, Layer, ManagerSettings, Prewarm, Result,
+    WorkspaceManager,
 };
 
-#[cfg(feature = "local")]
+#[cfg(any(feature = "local", feature = "bubblewrap"))]
 use crate::config::field_names;
 use crate::config::{Settings, parse_duration};
 
@@ -23,6 +24,19 @@ pub static BACKENDS: &[BackendKind] = &[
         option_keys: field_names::<wsm_local::LocalConfig>,
         check: check::<wsm_local::LocalConfig>,
         build: build::<wsm_local::LocalConfig>,
+    },
+    #[cfg(feature = "bubblewrap")]
+    BackendKind {
+        name: "bubblewrap",
+        option_keys: field_names::<wsm_bubblewrap::BubblewrapConfig>,
+        check: check::<wsm_bubblewrap::BubblewrapConfig>,
+        build: |parts| {
+            build_with::<wsm_bubblewrap::BubblewrapConfig>(parts, |config| {
+                // Read here, where there is no runtime to hold up: once, at the start.
+                let gateway = wsm_gateway::GatewayLayer::new(wsm_gateway::find_program()?);
+                Ok(vec![Arc::new(gateway.with_packages(config.extra_pip.clone()))])
+            })
+        },
     },
 ];
 
@@ -94,14 +108,29 @@ pub fn manager(settings: &Settings, listener: Option<Arc<dyn EventListener>>) ->
     (settings.backend.build)(parts)
 }
 
-#[cfg_attr(not(feature = "local"), allow(dead_code, reason = "this build has no backend"))]
+#[cfg_attr(not(any(feature = "local", feature = "bubblewrap")), allow(dead_code, reason = "this build has no backend"))]
 fn check<C: DeserializeOwned>(options: &Table) -> Result<(), String> {
     options.clone().try_into::<C>().map(|_| ()).map_err(|error| error.message().to_owned())
 }
 
 /// Makes the caching manager over a backend whose configuration is `C`.
-#[cfg_attr(not(feature = "local"), expect(dead_code, reason = "this build has no backend"))]
+#[cfg(feature = "local")]
 fn build<C>(parts: Parts<'_>) -> Result<Arc<dyn WorkspaceManager>>
+where
+    C: BackendConfig + DeserializeOwned,
+{
+    build_with::<C>(parts, |_| Ok(Vec::new()))
+}
+
+/// As [`build`], with the layers that the configuration asks for.
+#[cfg_attr(
+    not(any(feature = "local", feature = "bubblewrap")),
+    expect(dead_code, reason = "this build has no backend")
+)]
+fn build_with<C>(
+    parts: Parts<'_>,
+    layers: impl FnOnce(&C) -> Result<Vec<Arc<dyn Layer>>>,
+) -> Result<Arc<dyn WorkspaceManager>>
 where
     C: BackendConfig + DeserializeOwned,
 {
@@ -110,7 +139,11 @@ where
         // The error's own display quotes the value, which may be a secret.
         Error::new(ErrorKind::InvalidInput, format!("the backend's table: {}", error.message()))
     })?;
+    let layers = layers(&config)?;
     let mut builder = CachingManager::builder(config).settings(manager_settings(manager)?);
+    for layer in layers {
+        builder = builder.layer(layer);
+    }
     if let Some(listener) = listener {
         builder = builder.listener(listener);
     }

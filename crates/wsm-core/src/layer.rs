@@ -39,7 +39,9 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Whatever kept the layer from working. The workspace is suspended then.
+    /// Whatever kept the layer from working. The workspace is suspended then. If the error is worth another try at once
+    /// ([`Retry::Now`](crate::Retry::Now)), as one about a program of another version that still runs, the manager opens it
+    /// once more before it gives up.
     async fn wrap(&self, inner: Arc<dyn ManagedWorkspace>, opened: &OpenedInfo) -> Result<Arc<dyn ManagedWorkspace>>;
 }
 

@@ -16,7 +16,10 @@ use wsm_core::{
     RemoveOptions, Result, Workspace, WorkspaceInfo, WriteOptions,
 };
 
-use crate::client::{GatewayClient, Io};
+use crate::{
+    client::{GatewayClient, Io},
+    packages,
+};
 
 /// How often, and after which time each, an engine is asked again whether a sandbox is dead whose gateway does not answer.
 const DEATH_LOOKS: u32 = 10;
@@ -29,12 +32,21 @@ const DEATH_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct GatewayLayer {
     program: InitProgram,
+    packages: Vec<String>,
 }
 
 impl GatewayLayer {
     /// Uses this build of the gateway.
     pub fn new(program: InitProgram) -> Self {
-        Self { program }
+        Self { program, packages: Vec::new() }
+    }
+
+    /// Installs Python packages, given as `pip install` takes them, into an environment of the workspace's own that commands
+    /// find first. It is kept until the list changes. Needs `python3` with `venv` in the sandbox, and a package index.
+    #[must_use]
+    pub fn with_packages(mut self, packages: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.packages = packages.into_iter().map(Into::into).collect();
+        self
     }
 }
 
@@ -51,6 +63,9 @@ impl Layer for GatewayLayer {
         }
         let mut program = self.program.clone();
         program.args.insert(0, "serve".to_owned());
+        if !self.packages.is_empty() {
+            program.args.extend(["--path".to_owned(), packages::PROGRAMS.to_owned()]);
+        }
         request.init = Some(program);
         Ok(())
     }
@@ -69,6 +84,9 @@ impl Layer for GatewayLayer {
         })
         .await?;
         let hello = client.hello().await?;
+        if !self.packages.is_empty() {
+            packages::install(&client, &self.packages).await?;
+        }
         let capabilities = self.capabilities(inner.capabilities());
         tracing::debug!(workspace_id = %inner.info().id, version = hello.version, "the gateway answers");
         Ok(Arc::new(GatewayWorkspace { inner, client, capabilities }))

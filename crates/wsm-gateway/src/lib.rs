@@ -5,6 +5,7 @@ mod frame;
 mod layer;
 mod link;
 mod message;
+mod packages;
 mod program;
 mod server;
 

@@ -8,7 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use wsm_core::{
     CONTRACT_VERSION, Capabilities, Command, DirEntry, Error, ErrorKind, ExitStatus, FileKind, Metadata, ReadOptions,
-    RemoveOptions, Result, Signal, WriteOptions,
+    RemoveOptions, Result, Retry, Signal, WriteOptions,
 };
 
 /// Rises with every change that an older side could not read.
@@ -52,7 +52,8 @@ impl Hello {
         let message = format!(
             "the gateway in the workspace is version {version} and speaks protocol {protocol}, this side {PROTOCOL_VERSION}"
         );
-        Err(Error::new(ErrorKind::Conflict, message).with_code("gateway_version"))
+        // The next opening brings this version.
+        Err(Error::new(ErrorKind::Conflict, message).with_code("gateway_version").with_retry(Retry::Now))
     }
 }
 

@@ -16,8 +16,8 @@ const NAME: &str = "wsm-gateway";
 /// Names the program, before all other places where it may be.
 const VARIABLE: &str = "WSM_GATEWAY";
 
-/// Finds the program where the environment variable `WSM_GATEWAY` says it is, else beside the program that runs now.
-/// Blocks.
+/// Finds the program where the environment variable `WSM_GATEWAY` says it is, else beside the program that runs now, else
+/// in it, if it was built with the feature `embedded`. Blocks.
 ///
 /// # Errors
 ///
@@ -27,8 +27,11 @@ pub fn find_program() -> Result<InitProgram> {
         return load_program(Path::new(&path));
     }
     let beside = env::current_exe().ok().and_then(|program| Some(program.parent()?.join(NAME)));
-    match beside.filter(|path| path.is_file()) {
-        Some(path) => load_program(&path),
+    if let Some(path) = beside.filter(|path| path.is_file()) {
+        return load_program(&path);
+    }
+    match embedded() {
+        Some(program) => program,
         None => Err(missing(&format!("`{NAME}` is neither beside this program nor named by `{VARIABLE}`"))),
     }
 }
@@ -42,8 +45,44 @@ pub fn load_program(path: &Path) -> Result<InitProgram> {
     let unreadable = |cause| missing(&format!("the gateway `{}` can not be read", path.display())).with_source(cause);
     let path: PathBuf = fs::canonicalize(path).map_err(unreadable)?;
     let content = fs::read(&path).map_err(unreadable)?;
-    let hash = hex::encode(Blake2b::<U16>::digest(&content));
-    Ok(InitProgram { path, hash, args: Vec::new() })
+    Ok(InitProgram { path, hash: hash(&content), args: Vec::new() })
+}
+
+#[cfg(not(feature = "embedded"))]
+fn embedded() -> Option<Result<InitProgram>> {
+    None
+}
+
+/// The program that this one carries, as a file in memory that stays for as long as this process.
+#[cfg(feature = "embedded")]
+fn embedded() -> Option<Result<InitProgram>> {
+    use std::{
+        io::Write,
+        os::fd::{AsRawFd, OwnedFd},
+        sync::OnceLock,
+    };
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    static PROGRAM: &[u8] = include_bytes!(env!("WSM_GATEWAY"));
+    static FILE: OnceLock<OwnedFd> = OnceLock::new();
+
+    let write = || -> std::io::Result<PathBuf> {
+        if FILE.get().is_none() {
+            let mut file = fs::File::from(memfd_create(NAME, MemfdFlags::CLOEXEC)?);
+            file.write_all(PROGRAM)?;
+            // Another thread's is as good.
+            let _ = FILE.set(file.into());
+        }
+        let number = FILE.get().map_or(-1, AsRawFd::as_raw_fd);
+        Ok(PathBuf::from(format!("/proc/self/fd/{number}")))
+    };
+    let program = write().map(|path| InitProgram { path, hash: hash(PROGRAM), args: Vec::new() });
+    Some(program.map_err(|cause| missing("the gateway that this program carries can not be used").with_source(cause)))
+}
+
+fn hash(content: &[u8]) -> String {
+    hex::encode(Blake2b::<U16>::digest(content))
 }
 
 fn missing(problem: &str) -> Error {
@@ -65,6 +104,14 @@ mod tests {
         };
         assert_eq!(file("a", "x"), file("b", "x"));
         assert_ne!(file("a", "y"), file("b", "x"));
+    }
+
+    #[cfg(feature = "embedded")]
+    #[test]
+    fn the_program_that_is_carried_is_the_one_that_was_built() {
+        let carried = embedded().unwrap().unwrap();
+        assert_eq!(carried.hash, load_program(Path::new(env!("WSM_GATEWAY"))).unwrap().hash);
+        assert_eq!(hash(&fs::read(carried.path).unwrap()), carried.hash);
     }
 
     #[test]

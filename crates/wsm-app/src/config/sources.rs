@@ -14,14 +14,15 @@ const DEFAULT_FILE: &str = "wsm.toml";
 
 /// Variables that start with `WSM_` and configure something other than what [`Settings`](super::Settings) holds.
 ///
-/// `WSM_CONFIG` is `--config`; the next three belong to the commands that talk to a service; `WSM_REQUIRE` is for tests; the
-/// last three are in the environment of every command in a workspace, which may be a `wsm` itself.
+/// `WSM_CONFIG` is `--config`; the next three belong to the commands that talk to a service; `WSM_REQUIRE` is for tests;
+/// `WSM_GATEWAY` says where the gateway's program is; the last three are in the environment of every command in a workspace, which may be a `wsm` itself.
 const OTHER_VARIABLES: &[&str] = &[
     "WSM_CONFIG",
     "WSM_URL",
     "WSM_TOKEN",
     "WSM_USER",
     "WSM_REQUIRE",
+    "WSM_GATEWAY",
     "WSM_WORKSPACE_ID",
     "WSM_INSTANCE",
     "WSM_COMMAND",

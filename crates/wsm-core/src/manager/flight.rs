@@ -14,7 +14,7 @@ use super::{
 use crate::{
     backend::{Cause, FOREIGN_OWNER, OpenRequest, Opened, Outcome, OutcomeKind, Placement},
     coordinate::{CoordinatorLock, Entered, Release},
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Result, Retry},
     event::{EventKind, EvictReason},
     exec_files::ExecFiles,
     guard::CapabilityGuard,
@@ -93,7 +93,16 @@ impl Core {
         let doubt = Doubt { epoch: plan.former.clone(), untold: plan.untold.clone() };
         let mut landing = Landing::of(self, slot, State::Doubtful(doubt));
         let started = Instant::now();
-        let result = self.open(slot, &mut plan).await;
+        let mut result = self.open(slot, &mut plan).await;
+        if let Err(Failure { error, untold: Some(untold), epoch: None }) = &result
+            && error.retry() == Retry::Now
+        {
+            // A layer could not work with what runs there, such as another version of its own. That was put away, and what
+            // is opened now is new.
+            self.hub.failed(&slot.id, "open", error);
+            plan.untold = Some(untold.clone());
+            result = self.open(slot, &mut plan).await;
+        }
         landing.fallback = None;
         match result {
             Ok(epoch) => {

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use tokio::time::sleep;
 use wsm_core::{
     CachingManager, Capabilities, Cause, Command, Endpoint, Error, ErrorKind, Layer, Loss, ManagedWorkspace,
-    OpenRequest, OpenedInfo, OutcomeKind, Result, Workspace, WorkspaceManager,
+    OpenRequest, OpenedInfo, OutcomeKind, Result, Retry, Workspace, WorkspaceExt, WorkspaceManager,
     memory::{Effect, Fault, MemoryConfig, MemoryEngine, Operation},
 };
 
@@ -23,6 +23,7 @@ use crate::support::{TTL, beside, get, id, settings, settle, unavailable};
 #[derive(Debug)]
 struct Flaky {
     failures: AtomicUsize,
+    retry: Retry,
 }
 
 #[async_trait]
@@ -37,7 +38,7 @@ impl Layer for Flaky {
 
     async fn wrap(&self, inner: Arc<dyn ManagedWorkspace>, _: &OpenedInfo) -> Result<Arc<dyn ManagedWorkspace>> {
         if self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
-            return Err(Error::new(ErrorKind::Backend, "the layer can not be put on"));
+            return Err(Error::new(ErrorKind::Backend, "the layer can not be put on").with_retry(self.retry));
         }
         Ok(inner)
     }
@@ -46,7 +47,7 @@ impl Layer for Flaky {
 #[tokio::test(start_paused = true)]
 async fn a_failed_wrap_suspends_the_workspace_and_its_outcome_is_told_later() {
     let engine = MemoryEngine::new();
-    let layer = Arc::new(Flaky { failures: AtomicUsize::new(2) });
+    let layer = Arc::new(Flaky { failures: AtomicUsize::new(2), retry: Retry::Never });
     let manager = CachingManager::builder(MemoryConfig::new(engine.clone())).layer(layer).build().unwrap();
     let manager = Arc::new(manager);
     for _ in 0..2 {
@@ -58,6 +59,24 @@ async fn a_failed_wrap_suspends_the_workspace_and_its_outcome_is_told_later() {
     drop(handle);
     manager.close(&id("w"), Default::default()).await.unwrap();
     assert_eq!(get(&manager, "w").await.unwrap().opening().outcome.kind, OutcomeKind::Resumed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_that_can_not_work_with_what_runs_gets_a_new_sandbox_once() {
+    let engine = MemoryEngine::new();
+    let flaky = |failures| Arc::new(Flaky { failures: AtomicUsize::new(failures), retry: Retry::Now });
+    let manager = CachingManager::builder(MemoryConfig::new(engine.clone())).layer(flaky(1)).build().unwrap();
+    let manager = Arc::new(manager);
+    let handle = get(&manager, "w").await.unwrap();
+    assert_eq!(handle.opening().outcome.kind, OutcomeKind::Created, "nobody was told before");
+    assert!(handle.sh("true").await.unwrap().status.success());
+    assert_eq!(engine.running(), 1);
+
+    let manager = CachingManager::builder(MemoryConfig::new(engine.clone())).layer(flaky(3)).build().unwrap();
+    let manager = Arc::new(manager);
+    get(&manager, "v").await.unwrap_err();
+    assert_eq!(engine.running(), 1, "nothing is left running");
+    get(&manager, "v").await.unwrap();
 }
 
 /// Claims that workspaces have no files.
@@ -115,7 +134,7 @@ fn what_is_handed_around_can_cross_threads() {
 async fn a_loss_that_nobody_was_told_is_not_forgotten() {
     for suspend_fails in [false, true] {
         let engine = MemoryEngine::new();
-        let layer = Arc::new(Flaky { failures: AtomicUsize::new(0) });
+        let layer = Arc::new(Flaky { failures: AtomicUsize::new(0), retry: Retry::Never });
         let builder = CachingManager::builder(MemoryConfig::new(engine.clone())).settings(settings());
         let manager = Arc::new(builder.layer(Arc::clone(&layer) as Arc<dyn Layer>).build().unwrap());
         drop(get(&manager, "w").await.unwrap());

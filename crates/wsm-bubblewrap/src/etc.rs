@@ -71,6 +71,8 @@ fn link_target(path: &str) -> Option<String> {
 
 /// Puts `/etc` together.
 pub(crate) fn mount(words: &mut Words, host: &HostEtc, network: Network, hostname: &str) {
+    // Else it would only be for its owner, as parents of what is for him alone are.
+    words.add(["--perms", "0755", "--dir", "/etc"]);
     for path in SHOWN {
         words.add(["--ro-bind-try", path, path]);
     }

@@ -40,6 +40,7 @@ pub(crate) enum Identity {
     /// Each as a user out of a range.
     Range {
         uids: UidRange,
+        basedir: PathBuf,
         /// Where it is written down who has which.
         claims: PathBuf,
     },
@@ -60,7 +61,7 @@ impl Identity {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&claims);
         made.map_err(|cause| failed("the list of users could not be made").with_source(cause))?;
         make_enterable(basedir)?;
-        Ok(Self::Range { uids, claims })
+        Ok(Self::Range { uids, basedir: basedir.to_owned(), claims })
     }
 
     /// Who runs a try.
@@ -83,7 +84,7 @@ impl Identity {
         path: &Path,
         exists: impl Fn(&WorkspaceId) -> bool,
     ) -> Result<Option<u32>> {
-        let Self::Range { uids, claims } = self else { return Ok(None) };
+        let Self::Range { uids, basedir, claims } = self else { return Ok(None) };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = openat(CWD, path, flags, Mode::empty())
             .map_err(|errno| failed("the workspace's directory could not be opened").with_source(errno))?;
@@ -99,9 +100,8 @@ impl Identity {
             let problem = |errno| failed("files of the workspace could not be given to its user").with_source(errno);
             give(&directory, uid).map_err(problem)?;
         }
-        if let Some(parent) = path.parent() {
-            make_enterable(parent)?;
-        }
+        let above = path.ancestors().skip(1).take_while(|directory| directory.starts_with(basedir));
+        above.take_while(|directory| *directory != basedir.as_path()).try_for_each(make_enterable)?;
         Ok(Some(uid))
     }
 
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(get("b").unwrap(), given[1]);
         let error = get("e").unwrap_err();
         assert_eq!((error.kind(), error.field()), (ErrorKind::Capacity, Some("uids")));
-        let identity = Identity::Range { uids, claims: claims.path().to_owned() };
+        let identity = Identity::Range { uids, basedir: PathBuf::new(), claims: claims.path().to_owned() };
         identity.release(&id("c"), given[1]);
         identity.release(&id("c"), given[2]);
         assert_eq!(get("gone").unwrap(), given[2]);

@@ -1,6 +1,11 @@
 //! What the tests of real sandboxes share.
 
-#![allow(dead_code, clippy::unwrap_used, reason = "each test takes what it needs, and a failing one panics")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "each test takes what it needs, and a failing one panics"
+)]
 
 use std::{
     fs,
@@ -11,7 +16,9 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use wsm_bubblewrap::{BubblewrapBackend, BubblewrapConfig};
 use wsm_conformance::{Layered, Unavailable};
-use wsm_core::{BackendConfig, InitProgram, Result};
+use wsm_core::{
+    Backend, BackendConfig, Encoding, InitProgram, ManagedWorkspace, OpenRequest, Opened, Result, WorkspaceId,
+};
 use wsm_gateway::{GatewayLayer, find_program, load_program};
 
 pub(crate) type Gated = Layered<BubblewrapBackend>;
@@ -68,4 +75,43 @@ pub(crate) fn kill_sandbox(id: &str) -> bool {
         let _ = kill_process(pid, Signal::KILL);
     });
     !inits.is_empty()
+}
+
+/// Real sandboxes in a directory of their own.
+pub(crate) struct Sandboxed {
+    pub(crate) base: tempfile::TempDir,
+    pub(crate) backend: Gated,
+}
+
+impl Sandboxed {
+    /// None, said aloud, when this machine can not make any. `WSM_REQUIRE=bubblewrap` makes that a failure.
+    pub(crate) async fn new(configure: impl FnOnce(BubblewrapConfig) -> BubblewrapConfig) -> Option<Self> {
+        let program = match require_bwrap().and_then(|()| program()) {
+            Ok(program) => program,
+            Err(unavailable) => {
+                let required = std::env::var("WSM_REQUIRE").unwrap_or_default();
+                assert!(!required.contains("bubblewrap"), "{unavailable:?}");
+                println!("skipped: {unavailable:?}");
+                return None;
+            }
+        };
+        let base = basedir();
+        let backend = gated(configure(BubblewrapConfig::new(base.path())), program).unwrap();
+        Some(Self { base, backend })
+    }
+
+    /// Opens a workspace.
+    pub(crate) async fn open(&self, id: &str) -> Arc<dyn ManagedWorkspace> {
+        self.opened(id).await.workspace
+    }
+
+    /// Opens a workspace, and tells how that ended.
+    pub(crate) async fn opened(&self, id: &str) -> Opened {
+        self.backend.open(OpenRequest::new(WorkspaceId::new(id).unwrap())).await.unwrap()
+    }
+
+    /// The directory of a workspace without an owner.
+    pub(crate) fn directory(&self, id: &str) -> PathBuf {
+        self.base.path().join(Encoding::hash("")).join(Encoding::hash(id))
+    }
 }

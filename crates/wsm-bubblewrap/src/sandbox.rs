@@ -16,6 +16,7 @@ use std::{
 use command_fds::{CommandFdExt, FdMapping};
 use parking_lot::Mutex;
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{MemfdFlags, memfd_create},
     pipe::{PipeFlags, pipe_with},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
@@ -45,6 +46,8 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 const END_GRACE: Duration = Duration::from_secs(7);
 /// How long the kernel may take to end a killed sandbox.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// How long `bwrap` may take to report an end.
+const REPORT_LIMIT: Duration = Duration::from_secs(2);
 /// How much is kept of what the first process says about its own troubles, in bytes.
 const STDERR_KEPT: usize = 4 << 10;
 
@@ -168,11 +171,23 @@ impl Sandbox {
         })
     }
 
-    /// Why it has ended, if it has. Blocks for a moment then.
-    pub(crate) fn death(&self) -> Option<Cause> {
-        let code = self.ending.borrow().as_ref()?.code;
+    /// Why it has ended, if it has.
+    ///
+    /// # Cancel safety
+    ///
+    /// Changes nothing.
+    pub(crate) async fn death(&self) -> Option<Cause> {
+        if self.ending.borrow().is_none() && !has_ended(&self.init) {
+            return None;
+        }
+        // How it ended is told a moment later.
+        let mut ending = self.ending.clone();
+        let ended = timeout(REPORT_LIMIT, ending.wait_for(Option::is_some)).await;
+        let code = ended.ok().and_then(Result::ok).and_then(|ending| ending.as_ref()?.code);
+        let group = self.group.clone();
+        let starved = blocking(move || Ok(group.is_some_and(|group| group.ran_out_of_memory())));
         Some(match code {
-            _ if self.group.as_ref().is_some_and(|group| group.ran_out_of_memory()) => Cause::OutOfMemory,
+            _ if starved.await.unwrap_or(false) => Cause::OutOfMemory,
             // 128 and the number of SIGKILL.
             Some(137) => Cause::Killed,
             _ => Cause::Unknown,
@@ -315,6 +330,12 @@ fn open_child(pid: i32, outer: Option<u32>) -> Option<OwnedFd> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let parent: u32 = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()?;
     (Some(parent) == outer).then_some(init)
+}
+
+/// Whether a process is no more.
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(process, PollFlags::IN)];
+    matches!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
 }
 
 async fn end_group(group: Arc<Group>) {

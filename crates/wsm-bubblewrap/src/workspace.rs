@@ -51,17 +51,15 @@ impl Live {
     ///
     /// Changes nothing.
     pub(crate) async fn death(self: &Arc<Self>) -> Result<Option<Cause>> {
+        if let Some(cause) = self.sandbox.death().await {
+            return Ok(Some(cause));
+        }
         let live = Arc::clone(self);
-        blocking(move || {
-            if let Some(cause) = live.sandbox.death() {
-                return Ok(Some(cause));
-            }
-            match live.directory.open() {
-                Ok(_) => Ok(None),
-                // The sandbox still shows the deleted one.
-                Err(error) if error.kind() == ErrorKind::Gone => Ok(Some(Cause::Deleted)),
-                Err(error) => Err(error),
-            }
+        blocking(move || match live.directory.open() {
+            Ok(_) => Ok(None),
+            // The sandbox still shows the deleted one.
+            Err(error) if error.kind() == ErrorKind::Gone => Ok(Some(Cause::Deleted)),
+            Err(error) => Err(error),
         })
         .await
     }

@@ -121,14 +121,15 @@ impl Inner {
             host: &machine.host,
             id,
             directory: &directory,
-            program: Program::Init { path: &program, args: &init.args },
+            program: Program::Init { path: &program, args: &init.args, port: self.config.gateway_port },
             network: self.config.network,
             env: &self.config.env,
             read_only: &self.config.read_only,
             tmp_size: self.config.tmp_size.as_u64(),
             filters: &machine.filters,
         });
-        let start = Start { bwrap: &machine.bwrap.path, plan, uid, group, circumstances: machine.circumstances };
+        let (bwrap, port) = (machine.bwrap.path.as_path(), self.config.gateway_port);
+        let start = Start { bwrap, plan, uid, group, port, circumstances: machine.circumstances };
         Sandbox::start(start, &self.tasks).await
     }
 

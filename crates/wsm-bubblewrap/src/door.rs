@@ -14,6 +14,7 @@ use tokio::{
     io::{AsyncReadExt, Interest},
     net::UnixStream,
 };
+use wsm_host::handshake::Token;
 
 /// Passes connections to a sandbox, and keeps it alive: its first process ends when this is dropped, and so does everything
 /// else in it. Also when this process is killed.
@@ -37,6 +38,21 @@ impl Door {
     /// Cancel-safe: it can be asked again.
     pub(crate) async fn is_ready(&mut self) -> bool {
         matches!(self.0.read(&mut [0]).await, Ok(1))
+    }
+
+    /// The token that the sandbox gives out once it is ready, where it listens on a port.
+    ///
+    /// # Errors
+    ///
+    /// When the sandbox has ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// Not: a dropped call may have taken a part of it.
+    pub(crate) async fn token(&mut self) -> io::Result<Token> {
+        let mut bytes = [0; Token::LENGTH];
+        self.0.read_exact(&mut bytes).await?;
+        Ok(Token::from_bytes(bytes))
     }
 
     /// Makes a connection into the sandbox.

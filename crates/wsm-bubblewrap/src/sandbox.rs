@@ -6,8 +6,10 @@
 use std::{
     fs::File,
     io::{self, Seek, SeekFrom, Write},
+    net::Ipv4Addr,
     os::{fd::OwnedFd, unix::process::CommandExt},
     path::Path,
+    pin::Pin,
     process::Stdio,
     sync::Arc,
     time::Duration,
@@ -23,14 +25,17 @@ use rustix::{
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader},
-    net::{UnixStream, unix::pipe::Receiver},
+    net::{TcpStream, unix::pipe::Receiver},
     process::{Child, Command},
     sync::{oneshot, watch},
     time::timeout,
 };
 use tokio_util::task::TaskTracker;
-use wsm_core::{Cause, Error, ErrorKind, Result};
-use wsm_host::blocking;
+use wsm_core::{ByteChannel, Cause, Error, ErrorKind, Result};
+use wsm_host::{
+    blocking,
+    handshake::{Token, introduce},
+};
 
 use crate::{
     cgroup::Group,
@@ -48,6 +53,8 @@ const END_GRACE: Duration = Duration::from_secs(7);
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// How long `bwrap` may take to report an end.
 const REPORT_LIMIT: Duration = Duration::from_secs(2);
+/// How `wsm-gateway serve` ends when it can not have its port.
+const PORT_TAKEN: i32 = 98;
 /// How much is kept of what the first process says about its own troubles, in bytes.
 const STDERR_KEPT: usize = 4 << 10;
 
@@ -59,6 +66,8 @@ pub(crate) struct Start<'a> {
     /// None for the user of this process.
     pub(crate) uid: Option<u32>,
     pub(crate) group: Option<Group>,
+    /// Where its first process listens, if it does.
+    pub(crate) port: Option<u16>,
     pub(crate) circumstances: Circumstances,
 }
 
@@ -71,6 +80,8 @@ pub(crate) struct Sandbox {
     init: OwnedFd,
     ending: watch::Receiver<Option<Ending>>,
     group: Option<Arc<Group>>,
+    /// Where to connect to, if not through the door.
+    port: Option<(u16, Token)>,
 }
 
 /// How a sandbox ended.
@@ -94,8 +105,9 @@ impl Sandbox {
     ///
     /// A dropped start ends what it made.
     pub(crate) async fn start(start: Start<'_>, tasks: &TaskTracker) -> Result<Self> {
-        let group = start.group.map(Arc::new);
-        let started = Self::start_in(start.bwrap, &start.plan, start.uid, start.circumstances, group.clone(), tasks);
+        let Start { bwrap, plan, uid, group, port, circumstances } = start;
+        let group = group.map(Arc::new);
+        let started = Self::start_in(bwrap, &plan, uid, port, circumstances, group.clone(), tasks);
         let started = match timeout(START_LIMIT, started).await {
             Ok(started) => started,
             Err(_) => Err(Error::new(ErrorKind::Timeout, format!("no sandbox was made within {START_LIMIT:?}"))),
@@ -112,6 +124,7 @@ impl Sandbox {
         bwrap: &Path,
         plan: &Plan,
         uid: Option<u32>,
+        port: Option<u16>,
         circumstances: Circumstances,
         group: Option<Arc<Group>>,
         tasks: &TaskTracker,
@@ -146,29 +159,48 @@ impl Sandbox {
         // It is held back by a read that ends now. What it would say of a write that nobody reads, its end says better.
         let _ = rustix::io::write(&unblock, &[0]);
         drop(unblock);
-        tokio::select! {
-            true = door.is_ready() => {
-                let door = Mutex::new(Some(Arc::new(door)));
-                Ok(Self { door, init, ending, group })
-            }
-            else => Err(explain(&mut ending, circumstances).await),
+        if !door.is_ready().await {
+            return Err(match port {
+                Some(port) if code(&mut ending).await == Some(PORT_TAKEN) => taken(port),
+                _ => explain(&mut ending, circumstances).await,
+            });
         }
+        let port = match port {
+            Some(port) => Some((port, door.token().await.map_err(|cause| ended().with_source(cause))?)),
+            None => None,
+        };
+        Ok(Self { door: Mutex::new(Some(Arc::new(door))), init, ending, group, port })
     }
 
     /// Makes a connection to the first process.
     ///
-    /// Cancel-safe.
-    ///
     /// # Errors
     ///
-    /// `gone` when the sandbox has ended; `capacity` when too many files are open.
-    pub(crate) async fn connect(&self) -> Result<UnixStream> {
+    /// `gone` when the sandbox has ended; `capacity` when too many files are open; `permission_denied` when somebody else
+    /// listens on its port.
+    ///
+    /// # Cancel safety
+    ///
+    /// A connection that is not returned is closed.
+    pub(crate) async fn connect(&self) -> Result<Pin<Box<dyn ByteChannel>>> {
         let door = self.door.lock().clone();
         let Some(door) = door.filter(|_| self.ending.borrow().is_none()) else { return Err(ended()) };
-        door.connect().await.map_err(|cause| match cause.kind() {
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ended().with_source(cause),
-            _ => exhausted(cause),
-        })
+        let Some((port, token)) = &self.port else {
+            let connected = door.connect().await.map_err(|cause| match cause.kind() {
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ended().with_source(cause),
+                _ => exhausted(cause),
+            })?;
+            return Ok(Box::pin(connected));
+        };
+        let mut connected =
+            TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).await.map_err(|cause| match cause.kind() {
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => ended().with_source(cause),
+                _ => exhausted(cause),
+            })?;
+        // Answers would otherwise wait for acknowledgements.
+        connected.set_nodelay(true).map_err(exhausted)?;
+        introduce(&mut connected, token).await?;
+        Ok(Box::pin(connected))
     }
 
     /// Why it has ended, if it has.
@@ -321,6 +353,17 @@ async fn explain(ending: &mut watch::Receiver<Option<Ending>>, circumstances: Ci
         Ok(Some(Ending { stderr, .. })) => refusal::explain(stderr, circumstances),
         _ => refusal::explain("", circumstances),
     }
+}
+
+async fn code(ending: &mut watch::Receiver<Option<Ending>>) -> Option<i32> {
+    ending.wait_for(Option::is_some).await.ok()?.as_ref()?.code
+}
+
+fn taken(port: u16) -> Error {
+    let message = format!(
+        "`gateway_port` {port} is in use, perhaps by another workspace: give another one, or leave it out, which needs no port"
+    );
+    Error::new(ErrorKind::Conflict, message).with_field("gateway_port")
 }
 
 /// Holds on to the first process; none when it has ended already, and its number may be another's.

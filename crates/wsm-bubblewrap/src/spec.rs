@@ -58,7 +58,7 @@ pub(crate) struct Policy<'a> {
 #[derive(Debug)]
 pub(crate) enum Program<'a> {
     /// A program of the host's, with what follows it. It is told where the door is.
-    Init { path: &'a Path, args: &'a [String] },
+    Init { path: &'a Path, args: &'a [String], port: Option<u16> },
     /// A command of the sandbox' own, for a try.
     Command(&'a [&'a str]),
 }
@@ -107,12 +107,15 @@ pub(crate) fn plan(policy: &Policy<'_>) -> Plan {
 
     let mut command_line: Vec<OsString> = vec!["--args".into(), ARGS.to_string().into(), "--".into()];
     match policy.program {
-        Program::Init { args, .. } => {
+        Program::Init { args, port, .. } => {
             words.add(["--block-fd", &BLOCK.to_string()]);
             command_line.push(INIT.into());
             command_line.extend(args.iter().map(OsString::from));
             let own = ["--door", &DOOR.to_string(), "--id", policy.id.as_str(), "--workdir", WORKDIR];
             command_line.extend(own.map(OsString::from));
+            if let Some(port) = port {
+                command_line.extend(["--port".into(), port.to_string().into()]);
+            }
         }
         Program::Command(command) => command_line.extend(command.iter().map(OsString::from)),
     }
@@ -241,7 +244,11 @@ mod tests {
             host: &host,
             id: &id,
             directory: Path::new("/srv/ws/a/b"),
-            program: Program::Init { path: Path::new("/srv/ws/.sandbox/feed"), args: &["serve".to_owned()] },
+            program: Program::Init {
+                path: Path::new("/srv/ws/.sandbox/feed"),
+                args: &["serve".to_owned()],
+                port: Some(9000),
+            },
             network: Network::None,
             env: &env,
             read_only: &[PathBuf::from("/opt/tools")],
@@ -250,7 +257,21 @@ mod tests {
         });
         assert_eq!(
             plan.command_line,
-            ["--args", "6", "--", INIT, "serve", "--door", "3", "--id", "w1", "--workdir", "/workspace"]
+            [
+                "--args",
+                "6",
+                "--",
+                INIT,
+                "serve",
+                "--door",
+                "3",
+                "--id",
+                "w1",
+                "--workdir",
+                "/workspace",
+                "--port",
+                "9000"
+            ]
         );
         assert_eq!(lines(&plan), include_str!("../tests/golden/without-network.txt").trim_end());
         let contents: Vec<_> = plan.contents.iter().map(|content| String::from_utf8_lossy(content)).collect();

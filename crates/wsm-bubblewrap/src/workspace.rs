@@ -146,7 +146,7 @@ impl Workspace for BubblewrapWorkspace {
     async fn connect(&self, endpoint: &Endpoint) -> Result<Connection> {
         self.check()?;
         match endpoint {
-            Endpoint::Init => Ok(Connection::Bytes(Box::pin(self.live.sandbox.connect().await?))),
+            Endpoint::Init => Ok(Connection::Bytes(self.live.sandbox.connect().await?)),
             _ => Err(Error::unsupported("connect")),
         }
     }

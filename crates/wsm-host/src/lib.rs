@@ -4,6 +4,7 @@ mod basedir;
 mod blocking;
 mod error;
 mod files;
+pub mod handshake;
 mod index;
 mod opening;
 pub mod options;

@@ -5,10 +5,12 @@ use std::{ffi::OsString, os::fd::RawFd, path::PathBuf};
 use wsm_core::WorkspaceId;
 
 pub(crate) const USAGE: &str = "\
-usage: wsm-gateway serve (--door N | --fd N | --socket PATH | --stdio) [--id ID] [--workdir DIR] [--path DIR]...
+usage: wsm-gateway serve (--door N [--port N] | --fd N | --socket PATH | --stdio)
+                         [--id ID] [--workdir DIR] [--path DIR]...
        wsm-gateway version
 
   --door N       serve every connection that is passed over an inherited unix socket, and end with that
+  --port N       serve on this port of the loopback whoever knows a token, which is told through the door
   --fd N         serve one connection over an inherited unix socket, and end with it
   --stdio        serve one connection over stdin and stdout, and end with it
   --socket PATH  listen on a unix socket, and serve every connection until SIGTERM
@@ -28,6 +30,8 @@ pub(crate) enum Action {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Serve {
     pub(crate) source: Source,
+    /// With a door, where connections come in instead.
+    pub(crate) port: Option<u16>,
     pub(crate) id: Option<WorkspaceId>,
     pub(crate) workdir: Option<PathBuf>,
     /// Directories below the workdir that go before all others on `PATH`.
@@ -63,7 +67,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Action, 
 }
 
 fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String> {
-    let (mut sources, mut id, mut workdir, mut path) = (Vec::new(), None, None, Vec::new());
+    let (mut sources, mut port, mut id, mut workdir, mut path) = (Vec::new(), None, None, None, Vec::new());
     while let Some(arg) = args.next() {
         let mut value = |what: &str| args.next().ok_or(format!("`{}` needs {what}", arg.display()));
         match arg.to_str() {
@@ -74,6 +78,14 @@ fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String
                 let problem = || format!("`{option}` needs a number from 3 on, and `{}` is none", number.display());
                 let number = parsed.ok_or_else(problem)?;
                 sources.push(if option == "--fd" { Source::Fd(number) } else { Source::Door(number) });
+            }
+            Some("--port") => {
+                let number = value("a port")?;
+                let parsed: Option<u16> = number.to_str().and_then(|text| text.parse().ok()).filter(|&port| port > 0);
+                let parsed = parsed.ok_or_else(|| format!("`{}` is no port", number.display()))?;
+                if port.replace(parsed).is_some() {
+                    return Err("`--port` is there twice".to_owned());
+                }
             }
             Some("--id") => {
                 let text = value("a workspace's id")?;
@@ -94,8 +106,11 @@ fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String
             _ => return Err(format!("`serve` does not know `{}`", arg.display())),
         }
     }
+    if port.is_some() && !matches!(sources[..], [Source::Door(_)]) {
+        return Err("`--port` needs a `--door`, through which its token is told".to_owned());
+    }
     match (sources.pop(), sources.pop()) {
-        (Some(source), None) => Ok(Serve { source, id, workdir, path }),
+        (Some(source), None) => Ok(Serve { source, port, id, workdir, path }),
         _ => Err("`serve` needs one of `--door`, `--fd`, `--socket` and `--stdio`".to_owned()),
     }
 }
@@ -111,7 +126,13 @@ mod tests {
     #[test]
     fn every_way_to_serve_is_understood() {
         let serve = |source, workdir: Option<&str>| {
-            Ok(Action::Serve(Serve { source, id: None, workdir: workdir.map(PathBuf::from), path: Vec::new() }))
+            Ok(Action::Serve(Serve {
+                source,
+                port: None,
+                id: None,
+                workdir: workdir.map(PathBuf::from),
+                path: Vec::new(),
+            }))
         };
         assert_eq!(parse("serve --fd 3"), serve(Source::Fd(3), None));
         assert_eq!(parse("serve --door 3"), serve(Source::Door(3), None));
@@ -124,6 +145,7 @@ mod tests {
     fn the_workspace_is_described() {
         let described = Serve {
             source: Source::Stdio,
+            port: None,
             id: Some(WorkspaceId::new("w 1").unwrap()),
             workdir: None,
             path: vec!["a/bin".into(), "b".into()],
@@ -149,7 +171,10 @@ mod tests {
             ("serve --stdio --id", "`--id` needs"),
             ("serve --stdio --workdir", "`--workdir` needs"),
             ("serve --stdio --workdir a --workdir b", "twice"),
-            ("serve --stdio --port 1", "`--port`"),
+            ("serve --stdio --port 1", "`--port` needs a `--door`"),
+            ("serve --door 3 --port 0", "`0`"),
+            ("serve --door 3 --port 1 --port 2", "twice"),
+            ("serve --stdio --colour", "`--colour`"),
         ] {
             let problem = parse(line).unwrap_err();
             assert!(problem.contains(named), "{line}: {problem}");

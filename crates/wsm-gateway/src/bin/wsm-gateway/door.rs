@@ -26,14 +26,14 @@ impl Door {
         Self(socket)
     }
 
-    /// Tells the other side that connections will be served from now on, with one byte.
+    /// Tells the other side that connections will be served from now on, with one byte and what it has to know besides.
     ///
     /// # Errors
     ///
     /// `unavailable` when there is no other side.
-    pub(crate) async fn say_ready(&mut self) -> Result<()> {
+    pub(crate) async fn say_ready(&mut self, besides: &[u8]) -> Result<()> {
         let closed = |cause| Error::new(ErrorKind::Unavailable, "the door is closed").with_source(cause);
-        self.0.write_all(&[0]).await.map_err(closed)
+        self.0.write_all(&[&[0], besides].concat()).await.map_err(closed)
     }
 
     /// The next connection; none after the other side has closed.

@@ -7,6 +7,7 @@ mod channel;
 mod door;
 mod inherited;
 mod orphans;
+mod port;
 mod serve;
 
 use std::process::ExitCode;
@@ -15,6 +16,8 @@ use args::{Action, USAGE};
 
 /// The command line can not be understood.
 const USAGE_ERROR: u8 = 2;
+/// Somebody else has the port: the number of the system's error.
+const PORT_TAKEN: u8 = 98;
 
 fn main() -> ExitCode {
     let action = match args::parse(std::env::args_os().skip(1)) {
@@ -32,7 +35,7 @@ fn main() -> ExitCode {
         Action::Serve(options) => {
             if let Err(error) = serve::serve(options) {
                 eprintln!("wsm-gateway: {}", error.report());
-                return ExitCode::FAILURE;
+                return if error.code() == port::PORT_IN_USE { PORT_TAKEN.into() } else { ExitCode::FAILURE };
             }
         }
     }

@@ -31,6 +31,7 @@ use crate::{
     channel::{Channel, join_pipes},
     door::Door,
     orphans::Reaper,
+    port::{Port, serve_proven},
 };
 
 /// How long a command that is ended has for cleaning up.
@@ -49,20 +50,21 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// `invalid_input` when something about the options can not be used; `backend` when the other side does not keep to the
 /// protocol.
 pub(crate) fn serve(options: Serve) -> Result<()> {
-    let Serve { source, id, workdir, path } = options;
+    let Serve { source, port, id, workdir, path } = options;
     // Before any command can run: it has the same user, and would otherwise be allowed to take the channel out of this
     // process, to write into its memory, or to stop it.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|cause| Error::new(ErrorKind::Backend, "can not shut commands out").with_source(cause))?;
     // Before anything else is opened that could have the number.
     let channel = Channel::open(source)?;
+    let port = port.map(Port::open).transpose()?;
     let opening = open(id.unwrap_or_else(WorkspaceId::random), workdir, &path)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)
         .build()
         .map_err(|cause| Error::new(ErrorKind::Backend, "no runtime can be made").with_source(cause))?;
-    runtime.block_on(run(channel, opening))
+    runtime.block_on(run(channel, port, opening))
 }
 
 /// What is served: the directory, and everything else that this process can see.
@@ -105,7 +107,7 @@ struct Opened {
     launcher: Arc<Launcher>,
 }
 
-async fn run(channel: Channel, Opened { opening, launcher }: Opened) -> Result<()> {
+async fn run(channel: Channel, port: Option<Port>, Opened { opening, launcher }: Opened) -> Result<()> {
     // Anybody in a sandbox may send the signal, to which its first process is deaf as long as it does not ask for it. So
     // where the channel is what ends it, it does not.
     let mut terminated = match &channel {
@@ -132,7 +134,7 @@ async fn run(channel: Channel, Opened { opening, launcher }: Opened) -> Result<(
     let work = async {
         let served = Served::new(Arc::new(HostWorkspace::new(Arc::clone(&opening))));
         let result = tokio::select! {
-            result = serve_channel(channel, served) => result,
+            result = serve_channel(channel, port, served) => result,
             _ = terminated => Ok(()),
         };
         // What does not end in time ends with the first process, or is left to whoever started this one.
@@ -147,7 +149,7 @@ async fn run(channel: Channel, Opened { opening, launcher }: Opened) -> Result<(
     }
 }
 
-async fn serve_channel(channel: Channel, served: Served) -> Result<()> {
+async fn serve_channel(channel: Channel, port: Option<Port>, served: Served) -> Result<()> {
     let unwatched = |cause| Error::new(ErrorKind::Backend, "the channel can not be watched").with_source(cause);
     let result = match channel {
         Channel::Pipes(stdin, stdout) => wsm_gateway::serve(served, join_pipes(stdin, stdout)?).await,
@@ -158,13 +160,26 @@ async fn serve_channel(channel: Channel, served: Served) -> Result<()> {
         Channel::Door(door) => {
             door.set_nonblocking(true).map_err(unwatched)?;
             let mut door = Door::new(UnixStream::from_std(door).map_err(unwatched)?);
-            door.say_ready().await?;
-            accept(async || door.next().await, served).await
+            match port {
+                Some(port) => serve_port(door, port, served).await,
+                None => {
+                    door.say_ready(&[]).await?;
+                    accept(async || {
+                        let stream = door.next().await?;
+                        Ok(stream.map(|stream| wsm_gateway::serve(served.clone(), stream)))
+                    })
+                    .await
+                }
+            }
         }
         Channel::Listener(listener, _file) => {
             listener.set_nonblocking(true).map_err(unwatched)?;
             let listener = UnixListener::from_std(listener).map_err(unwatched)?;
-            accept(async || listener.accept().await.map(|(stream, _)| Some(stream)), served).await
+            accept(async || {
+                let (stream, _) = listener.accept().await?;
+                Ok(Some(wsm_gateway::serve(served.clone(), stream)))
+            })
+            .await
         }
     };
     match result {
@@ -174,14 +189,33 @@ async fn serve_channel(channel: Channel, served: Served) -> Result<()> {
     }
 }
 
+/// Serves every caller on a port that knows the token, for as long as the door is open.
+async fn serve_port(mut door: Door, port: Port, served: Served) -> Result<()> {
+    let (listener, token) = port.listen()?;
+    door.say_ready(token.as_bytes()).await?;
+    accept(async || {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let (stream, _) = accepted?;
+                Ok(Some(serve_proven(served.clone(), stream, token.clone())))
+            }
+            closed = door.next() => closed.map(|_| None),
+        }
+    })
+    .await
+}
+
 /// Serves every connection, until there will be no more.
-async fn accept(mut next: impl AsyncFnMut() -> io::Result<Option<UnixStream>>, served: Served) -> Result<()> {
+async fn accept<F>(mut next: impl AsyncFnMut() -> io::Result<Option<F>>) -> Result<()>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = next() => match accepted {
-                Ok(Some(stream)) => {
-                    connections.spawn(wsm_gateway::serve(served.clone(), stream));
+                Ok(Some(serving)) => {
+                    connections.spawn(serving);
                 }
                 Ok(None) => return Ok(()),
                 // Too many files are open. Others will be closed.

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     client::Client,
-    run::{command, root, run},
+    run::{command, run, target_directory},
 };
 
 pub(crate) fn bench(duration: Duration) -> Result<()> {
@@ -38,8 +38,7 @@ impl Service {
     fn start() -> Result<Self> {
         let directory = std::env::temp_dir().join(format!("wsm-bench-{}", std::process::id()));
         std::fs::create_dir_all(&directory)?;
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
-        let mut serve = Command::new(target.join("release/wsm"));
+        let mut serve = Command::new(target_directory().join("release/wsm"));
         serve.args(["serve", "--backend", "local", "--listen", "127.0.0.1:0"]);
         serve.arg("--basedir").arg(directory.join("workspaces")).arg("--store").arg(directory.join("wsm.db"));
         serve.env("WSM_LOG", "error");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::{
-    gateway,
+    gateway, it,
     run::{command, is_installed, run, run_command},
     setup, tidy,
 };
@@ -18,13 +18,15 @@ enum Outcome {
     Skipped(&'static str),
 }
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     ("setup", || setup::setup().map(|()| Outcome::Done)),
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])),
     ("tidy", || tidy::tidy().map(|()| Outcome::Done)),
-    ("test", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"])),
+    // Before the tests, which drive sandboxes with it.
     ("gateway, as one static program", || gateway::gateway().map(|()| Outcome::Done)),
+    ("test", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"])),
+    ("test with real sandboxes", || it::bubblewrap().map(|()| Outcome::Done)),
     ("test the gateway's program", || {
         let lint = ["clippy", "--package", "wsm-gateway", "--features", "program", "--all-targets", "--locked"];
         cargo(&[&lint[..], &["--", "--deny", "warnings"]].concat())?;
@@ -35,6 +37,7 @@ const STEPS: [Step; 11] = [
         // Who wants one backend compiles neither the others nor the service.
         cargo(&["check", "--locked", "--package", "wsm-local", "--package", "wsm-core"])?;
         cargo(&["check", "--locked", "--package", "wsm-gateway"])?;
+        cargo(&["check", "--locked", "--package", "wsm-bubblewrap"])?;
         cargo(&["check", "--locked", "--package", "wsm-app", "--no-default-features"])
     }),
     ("examples", examples),
@@ -81,7 +84,7 @@ fn print_summary(summary: &[(&str, &str, Duration, String)]) {
     for (name, verdict, duration, why) in summary {
         println!("{name:<26} {verdict:<8} {:>4} s  {why}", duration.as_secs());
     }
-    println!("\nbackends: `local` and the in-memory one ran the whole suite against this machine");
+    println!("\nbackends: `local`, `bubblewrap` and the in-memory one ran the whole suite against this machine");
 }
 
 fn cargo(args: &[&str]) -> Result<Outcome> {

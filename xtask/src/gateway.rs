@@ -1,10 +1,10 @@
 //! Builds the gateway's program.
 
-use std::fs;
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::run::{command, root, run_command};
+use crate::run::{command, root, run_command, target_directory};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Of its own, so that its flags do not make everything else be built again.
@@ -16,18 +16,31 @@ const FLAGS: &str = r#"-C target-feature=+crt-static --cfg getrandom_backend="li
 /// It is put into every sandbox.
 const MOST_BYTES: u64 = 6 << 20;
 
-/// Builds the program, and checks that it runs anywhere and is small.
+/// Where the built program is.
+pub(crate) fn path() -> PathBuf {
+    root().join(TARGET_DIR).join(TARGET).join(PROFILE).join("wsm-gateway")
+}
+
+/// Builds the program, checks that it runs anywhere and is small, and puts it where `wsm` looks for it: beside itself.
 pub(crate) fn gateway() -> Result<()> {
     let build = ["build", "--locked", "--profile", PROFILE, "--target", TARGET, "--target-dir", TARGET_DIR];
     let which = ["--package", "wsm-gateway", "--features", "program", "--bin", "wsm-gateway"];
     run_command(command("cargo", &[&build[..], &which[..]].concat()).env("RUSTFLAGS", FLAGS))?;
 
-    let path = root().join(TARGET_DIR).join(TARGET).join(PROFILE).join("wsm-gateway");
+    let path = path();
     let program = fs::read(&path).with_context(|| format!("`{}` can not be read", path.display()))?;
     let bytes = program.len() as u64;
     println!("{}: {bytes} bytes", path.display());
     ensure!(is_static(&program).context("the program is not what was expected")?, "the program is not static");
     ensure!(bytes <= MOST_BYTES, "the program is larger than {MOST_BYTES} bytes");
+    for profile in ["debug", "release"] {
+        let beside = target_directory().join(profile);
+        fs::create_dir_all(&beside)?;
+        // Renamed into place, since a running program can not be written to.
+        let draft = beside.join("wsm-gateway.draft");
+        fs::copy(&path, &draft)?;
+        fs::rename(&draft, beside.join("wsm-gateway"))?;
+    }
     Ok(())
 }
 

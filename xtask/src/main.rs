@@ -6,6 +6,7 @@ mod bench;
 mod ci;
 mod client;
 mod gateway;
+mod it;
 mod run;
 mod setup;
 mod tidy;
@@ -34,6 +35,11 @@ enum Task {
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
+    /// Tests against a real engine, in every way in which it can be run here.
+    It {
+        /// Which: `bubblewrap`.
+        engine: String,
+    },
     /// Builds the program that runs inside of sandboxes: one static file.
     Gateway,
     /// Rewrites the files that are made of code, such as the OpenAPI document.
@@ -46,6 +52,7 @@ fn main() -> anyhow::Result<()> {
         Task::Setup => setup::setup(),
         Task::Tidy => tidy::tidy(),
         Task::Bench { seconds } => bench::bench(std::time::Duration::from_secs(seconds)),
+        Task::It { engine } => it::it(&engine),
         Task::Gateway => gateway::gateway(),
         Task::Codegen => ci::codegen(),
     }

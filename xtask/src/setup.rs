@@ -4,8 +4,15 @@ use anyhow::{Result, bail};
 
 use crate::run::{is_installed, run};
 
-/// A program, and the Debian package that brings it.
-const NEEDED: [(&str, &str); 3] = [("cc", "build-essential"), ("git", "git"), ("setsid", "util-linux")];
+/// A program, and the Debian package that brings it. Sandboxes see what is below `/usr`, and no other Python.
+const NEEDED: [(&str, &str); 6] = [
+    ("bwrap", "bubblewrap"),
+    ("cc", "build-essential"),
+    ("git", "git"),
+    ("perl", "perl"),
+    ("/usr/bin/python3", "python3-venv"),
+    ("setsid", "util-linux"),
+];
 
 pub(crate) fn setup() -> Result<()> {
     let missing: Vec<_> = NEEDED.iter().filter(|(program, _)| !is_installed(program)).collect();

@@ -1,0 +1,108 @@
+//! Tests against real engines, in every way in which they can be run here.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::{
+    gateway,
+    run::{is_installed, output, run_command},
+};
+
+/// A user who exists for nobody: neither in a group, nor in the list of users.
+const USER: &str = "12345";
+
+/// Everything about sandboxes: with and without a network, and, as root, also as an ordinary user.
+pub(crate) fn bubblewrap() -> Result<()> {
+    let tests = executables("wsm-bubblewrap")?;
+    // The checkout may lie where another user can not get to.
+    let stage = Stage::new()?;
+    let staged = stage.copy(&gateway::path())?;
+    let tests = tests.into_iter().map(|(name, executable)| Ok((name, stage.copy(&executable)?)));
+    let tests = tests.collect::<Result<Vec<_>>>()?;
+    let users: &[Option<&str>] = if is_root() { &[None, Some(USER)] } else { &[None] };
+    for &user in users {
+        for (name, executable) in &tests {
+            let networks: &[&str] = if name == "conformance" { &["none", "host"] } else { &["none"] };
+            for network in networks {
+                println!("\n{name}, as {}, WSM_TEST_NETWORK={network}", user.unwrap_or("this user"));
+                let mut test = as_user(executable, user);
+                test.current_dir(&stage.0).env("WSM_TEST_NETWORK", network);
+                // Where it can not be tested, that is a failure here.
+                test.env("WSM_REQUIRE", "bubblewrap").env("WSM_GATEWAY", &staged);
+                run_command(&mut test)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A directory that every user can read, removed when dropped.
+struct Stage(PathBuf);
+
+impl Stage {
+    fn new() -> Result<Self> {
+        let directory = std::env::temp_dir().join(format!("wsm-it-{}", std::process::id()));
+        fs::create_dir(&directory)?;
+        fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
+        Ok(Self(directory))
+    }
+
+    fn copy(&self, program: &Path) -> Result<PathBuf> {
+        let name = program.file_name().context("a program has a name")?;
+        let copy = self.0.join(name);
+        fs::copy(program, &copy).with_context(|| format!("`{}` can not be copied", program.display()))?;
+        fs::set_permissions(&copy, Permissions::from_mode(0o755))?;
+        Ok(copy)
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The integration tests of a crate, by name.
+fn executables(package: &str) -> Result<Vec<(String, PathBuf)>> {
+    let build =
+        ["test", "--quiet", "--locked", "--package", package, "--tests", "--no-run", "--message-format", "json"];
+    let messages = output("cargo", &build)?;
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let tests: Vec<_> = messages
+        .filter(|message| message["target"]["kind"][0] == "test")
+        .filter_map(|message| {
+            let name = message["target"]["name"].as_str()?.to_owned();
+            Some((name, PathBuf::from(message["executable"].as_str()?)))
+        })
+        .collect();
+    ensure!(!tests.is_empty(), "{package} has no tests");
+    Ok(tests)
+}
+
+fn as_user(executable: &Path, user: Option<&str>) -> Command {
+    let Some(user) = user else { return Command::new(executable) };
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", user, "--regid", user, "--clear-groups", "--"]).arg(executable);
+    // Not the home of whoever runs this.
+    command.env("HOME", std::env::temp_dir());
+    command
+}
+
+fn is_root() -> bool {
+    is_installed("setpriv") && output("id", &["-u"]).is_ok_and(|id| id.trim() == "0")
+}
+
+/// Runs the tests of one kind of engine.
+pub(crate) fn it(engine: &str) -> Result<()> {
+    match engine {
+        "bubblewrap" => bubblewrap().context("tests with real sandboxes"),
+        _ => anyhow::bail!("there are no tests for `{engine}`: only for `bubblewrap`"),
+    }
+}

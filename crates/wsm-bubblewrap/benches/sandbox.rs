@@ -167,7 +167,8 @@ async fn idle(manager: &BubblewrapWorkspaceManager) {
     let now = processes();
     let mut sums: BTreeMap<&str, (usize, u64, u64)> = BTreeMap::new();
     for (pid, name) in now.iter().filter(|(pid, _)| !before.contains_key(*pid)) {
-        let kind = if name.starts_with("bwrap") { "bwrap" } else { "gateway" };
+        let is_outer = name.split('\0').next().is_some_and(|program| program.ends_with("bwrap"));
+        let kind = if is_outer { "bwrap" } else { "gateway" };
         let (resident, proportional) = memory(*pid);
         let sum = sums.entry(kind).or_default();
         *sum = (sum.0 + 1, sum.1 + resident, sum.2 + proportional);

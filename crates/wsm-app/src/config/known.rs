@@ -21,7 +21,9 @@ pub(super) fn check_known(tree: &Node, backends: &[BackendKind]) -> Result<(), C
     for backend in backends {
         if let Some(node) = tree.get(&[backend.name]) {
             let own = backend.option_keys().iter().copied();
-            let known: Vec<&str> = own.chain(MANAGER_KEYS.iter().map(|key| key.path[0])).collect();
+            let mut known: Vec<&str> = own.chain(MANAGER_KEYS.iter().map(|key| key.path[0])).collect();
+            // The keys of a table stand beside each other.
+            known.dedup();
             check_table(node, backend.name, &known)?;
             if let Some(node) = node.get(&["prewarm"]) {
                 check_table(node, &format!("{}.prewarm", backend.name), &names_below("prewarm"))?;

@@ -329,11 +329,15 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     key::duration(text)
 }
 
-/// Where the platform keeps a program's data.
+/// Where the platform keeps a program's data: for root, with the data of services, since nobody else can enter root's home,
+/// and sandboxes run as somebody else.
 fn data_directory() -> PathBuf {
     let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || variable("HOME").unwrap_or_else(|| Path::new("/var/lib").to_owned());
-    let base = if cfg!(target_os = "macos") {
+    let is_system = rustix::process::geteuid().is_root() && home() == Path::new("/root");
+    let base = if is_system && variable("XDG_DATA_HOME").is_none() {
+        Path::new("/var/lib").to_owned()
+    } else if cfg!(target_os = "macos") {
         home().join("Library/Application Support")
     } else {
         variable("XDG_DATA_HOME").unwrap_or_else(|| home().join(".local/share"))

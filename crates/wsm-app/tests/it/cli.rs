@@ -1,5 +1,6 @@
 //! The real command, with real sockets, signals and files.
 
+mod bubblewrap;
 mod copy;
 mod crash;
 mod doctor;
@@ -120,9 +121,13 @@ struct Service {
 impl Service {
     /// Starts a service on `dir`.
     fn start(dir: &Path, more: &[&str]) -> Self {
-        let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
         let args = ["serve", "--basedir", "base", "--store", "wsm.db", "--listen", "127.0.0.1:0"];
-        let mut command = wsm(dir, &[&args, more].concat());
+        Self::start_command(wsm(dir, &[&args, more].concat()), dir)
+    }
+
+    /// Starts a service by a command of one's own. What it logs goes into `dir`.
+    fn start_command(mut command: Command, dir: &Path) -> Self {
+        let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
         let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();

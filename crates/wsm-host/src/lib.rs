@@ -16,4 +16,5 @@ pub use files::Reach;
 pub use index::{Arrival, Record, Settled, Wanted};
 pub use opening::{Opening, Place};
 pub use process::{Environment, Launcher};
+pub use tree::remove_tree;
 pub use workspace::HostWorkspace;

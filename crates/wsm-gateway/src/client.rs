@@ -172,9 +172,13 @@ impl GatewayClient {
         Ok(ReadFile::new(metadata, stream.into_body()))
     }
 
-    pub(crate) async fn write(&self, path: &str, mut body: ByteStream, options: &WriteOptions) -> Result<Metadata> {
-        // Dropping the stream before its end cancels it, and the other side undoes the write.
-        let mut stream = self.open(&Request::write(path, options)).await?;
+    pub(crate) async fn write(&self, path: &str, body: ByteStream, options: &WriteOptions) -> Result<Metadata> {
+        expect_metadata(self.send_body(&Request::write(path, options), body).await?)
+    }
+
+    /// Makes a request that is answered after its body. Dropping the future cancels it, and the other side undoes it.
+    pub(crate) async fn send_body(&self, request: &Request, mut body: ByteStream) -> Result<Reply> {
+        let mut stream = self.open(request).await?;
         let (window, frames, id) = (stream.window.clone(), stream.session.frames.clone(), stream.id);
         let send = async {
             while let Some(bytes) = body.try_next().await? {
@@ -198,7 +202,14 @@ impl GatewayClient {
             }
         };
         stream.done();
-        expect_metadata(reply)
+        Ok(reply)
+    }
+
+    /// Makes a request whose answer is a body.
+    pub(crate) async fn body_of(&self, request: &Request) -> Result<ByteStream> {
+        let mut stream = self.open(request).await?;
+        expect_done(stream.reply().await?)?;
+        Ok(stream.into_body())
     }
 
     pub(crate) async fn stat(&self, path: &str) -> Result<Metadata> {
@@ -206,9 +217,8 @@ impl GatewayClient {
     }
 
     pub(crate) async fn list(&self, path: &str) -> Result<Vec<DirEntry>> {
-        let mut stream = self.open(&Request::List { path: path.to_owned() }).await?;
-        expect_done(stream.reply().await?)?;
-        let listing = stream.into_body().try_fold(Vec::new(), async |mut whole, piece| {
+        let body = self.body_of(&Request::List { path: path.to_owned() }).await?;
+        let listing = body.try_fold(Vec::new(), async |mut whole, piece| {
             whole.extend_from_slice(&piece);
             Ok(whole)
         });
@@ -256,7 +266,7 @@ fn expect_metadata(reply: Reply) -> Result<Metadata> {
     }
 }
 
-fn unexpected(reply: &Reply) -> Error {
+pub(crate) fn unexpected(reply: &Reply) -> Error {
     Error::new(ErrorKind::Backend, format!("the gateway answered something else than it was asked for: {reply:?}"))
 }
 

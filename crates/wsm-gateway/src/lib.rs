@@ -1,13 +1,26 @@
 #![doc = include_str!("../README.md")]
 
 mod client;
+#[cfg(feature = "program")]
+mod engine;
+mod file_tools;
 mod frame;
 mod layer;
 mod link;
 mod message;
+mod search;
 mod server;
+mod unpack;
 
 pub use client::{GatewayClient, Io};
+#[cfg(feature = "program")]
+pub use engine::HostFileTools;
+pub use file_tools::FileTools;
 pub use layer::GatewayLayer;
 pub use message::PROTOCOL_VERSION;
+pub use search::{
+    GlobEntry, GlobEvent, GlobKind, GlobRequest, GlobResult, GrepBinary, GrepEvent, GrepFile, GrepLine, GrepMode,
+    GrepRequest, GrepResult, Problem, SearchEnd, Truncated, WalkOptions,
+};
 pub use server::{Served, serve};
+pub use unpack::{ArchiveFormat, Overwrite, UnpackRequest, Unpacked};

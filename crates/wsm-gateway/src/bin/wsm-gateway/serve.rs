@@ -18,7 +18,7 @@ use tokio::{
     task::JoinSet,
 };
 use wsm_core::{Error, ErrorKind, Result, WorkspaceId, WorkspaceInfo};
-use wsm_gateway::Served;
+use wsm_gateway::{HostFileTools, Served};
 use wsm_host::{Environment, HostWorkspace, Launcher, Opening, Reach};
 
 use crate::{
@@ -102,7 +102,8 @@ async fn run(channel: Channel, Opened { opening, launcher }: Opened) -> Result<(
         }
     };
     let work = async {
-        let served = Served::new(Arc::new(HostWorkspace::new(Arc::clone(&opening))));
+        let tools = HostFileTools::new(&opening.info().workdir);
+        let served = Served::new(Arc::new(HostWorkspace::new(Arc::clone(&opening)))).with_file_tools(Arc::new(tools));
         let result = tokio::select! {
             result = serve_channel(channel, served) => result,
             _ = terminated.recv() => Ok(()),

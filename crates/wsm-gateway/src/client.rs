@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// How long the gateway may take to say hello.
-const HELLO_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(10);
 
 /// Opens a connection to the gateway.
 pub(crate) type Connect = dyn Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync;
@@ -70,10 +70,18 @@ impl GatewayClient {
     pub async fn new(
         connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
     ) -> Result<Self> {
+        Self::with_tasks(connect, TaskTracker::new()).await
+    }
+
+    /// As [`new`](Self::new), where the tasks of the other side end with this one's.
+    pub(crate) async fn with_tasks(
+        connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
+        tasks: TaskTracker,
+    ) -> Result<Self> {
         let inner = Inner {
             connect: Box::new(connect),
             session: tokio::sync::Mutex::new(None),
-            tasks: TaskTracker::new(),
+            tasks,
             closed: CancellationToken::new(),
         };
         let client = Self(Arc::new(inner));
@@ -129,7 +137,17 @@ impl GatewayClient {
         self.session().await?.open(request)
     }
 
-    pub(crate) async fn spawn(&self, command: &Command) -> Result<Process> {
+    /// Starts a command, as [`Workspace::spawn`](wsm_core::Workspace::spawn) does. Its `stdin` and `output_limit` do not
+    /// count: the process has a stdin, and [`Process::collect`] keeps to a limit.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::spawn`](wsm_core::Workspace::spawn); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future, or the output, ends the command with its tree.
+    pub async fn spawn(&self, command: &Command) -> Result<Process> {
         let mut stream = self.open(&Request::Spawn(command.into())).await?;
         expect_done(stream.reply().await?)?;
         let stdin = Stdin {
@@ -166,13 +184,31 @@ impl GatewayClient {
         Ok(Process::new(Box::pin(stdin), ProcessOutput::new(events), Arc::new(control)))
     }
 
-    pub(crate) async fn read(&self, path: &str, options: ReadOptions) -> Result<ReadFile> {
+    /// Opens a file, as [`Workspace::read`](wsm_core::Workspace::read) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::read`](wsm_core::Workspace::read); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future or the body ends the reading.
+    pub async fn read(&self, path: &str, options: ReadOptions) -> Result<ReadFile> {
         let mut stream = self.open(&Request::read(path, options)).await?;
         let metadata = expect_metadata(stream.reply().await?)?;
         Ok(ReadFile::new(metadata, stream.into_body()))
     }
 
-    pub(crate) async fn write(&self, path: &str, body: ByteStream, options: &WriteOptions) -> Result<Metadata> {
+    /// Writes a file as a whole, as [`Workspace::write`](wsm_core::Workspace::write) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::write`](wsm_core::Workspace::write); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before it is ready leaves the file as it was, or as it was to be.
+    pub async fn write(&self, path: &str, body: ByteStream, options: &WriteOptions) -> Result<Metadata> {
         expect_metadata(self.send_body(&Request::write(path, options), body).await?)
     }
 
@@ -212,11 +248,29 @@ impl GatewayClient {
         Ok(stream.into_body())
     }
 
-    pub(crate) async fn stat(&self, path: &str) -> Result<Metadata> {
+    /// Tells what a path is, as [`Workspace::stat`](wsm_core::Workspace::stat) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::stat`](wsm_core::Workspace::stat); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn stat(&self, path: &str) -> Result<Metadata> {
         expect_metadata(self.call(&Request::Stat { path: path.to_owned() }).await?)
     }
 
-    pub(crate) async fn list(&self, path: &str) -> Result<Vec<DirEntry>> {
+    /// Lists a directory, as [`Workspace::list`](wsm_core::Workspace::list) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::list`](wsm_core::Workspace::list); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn list(&self, path: &str) -> Result<Vec<DirEntry>> {
         let body = self.body_of(&Request::List { path: path.to_owned() }).await?;
         let listing = body.try_fold(Vec::new(), async |mut whole, piece| {
             whole.extend_from_slice(&piece);
@@ -227,15 +281,42 @@ impl GatewayClient {
         Ok(entries.into_iter().map(Into::into).collect())
     }
 
-    pub(crate) async fn make_dir(&self, path: &str) -> Result<()> {
+    /// Makes a directory and its parents, as [`Workspace::make_dir`](wsm_core::Workspace::make_dir) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::make_dir`](wsm_core::Workspace::make_dir); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have happened.
+    pub async fn make_dir(&self, path: &str) -> Result<()> {
         expect_done(self.call(&Request::MakeDir { path: path.to_owned() }).await?)
     }
 
-    pub(crate) async fn remove(&self, path: &str, options: RemoveOptions) -> Result<()> {
+    /// Deletes a file or directory, as [`Workspace::remove`](wsm_core::Workspace::remove) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::remove`](wsm_core::Workspace::remove); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have happened.
+    pub async fn remove(&self, path: &str, options: RemoveOptions) -> Result<()> {
         expect_done(self.call(&Request::remove(path, options)).await?)
     }
 
-    pub(crate) async fn rename(&self, from: &str, to: &str) -> Result<()> {
+    /// Moves a file or directory, as [`Workspace::rename`](wsm_core::Workspace::rename) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::rename`](wsm_core::Workspace::rename); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have happened.
+    pub async fn rename(&self, from: &str, to: &str) -> Result<()> {
         expect_done(self.call(&Request::Rename { from: from.to_owned(), to: to.to_owned() }).await?)
     }
 }

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod call;
 mod client;
 #[cfg(feature = "program")]
 mod engine;
@@ -12,6 +13,9 @@ mod search;
 mod server;
 mod unpack;
 
+pub use call::ExecCalls;
+#[cfg(feature = "program")]
+pub use call::relay_call;
 pub use client::{GatewayClient, Io};
 #[cfg(feature = "program")]
 pub use engine::HostFileTools;

@@ -113,6 +113,24 @@ impl From<SpawnRequest> for Command {
 }
 
 impl Request {
+    /// Whether the client sends a body, and then its end.
+    pub(crate) fn takes_body(&self) -> bool {
+        match self {
+            Self::Spawn(_) | Self::Write { .. } | Self::Unpack(_) => true,
+            Self::Read { .. } | Self::Stat { .. } | Self::List { .. } | Self::MakeDir { .. } => false,
+            Self::Remove { .. } | Self::Rename { .. } | Self::Ping | Self::Glob(_) | Self::Grep(_) => false,
+        }
+    }
+
+    /// Whether the reply is not all, and a body with an end comes after it.
+    pub(crate) fn answers_with_body(&self) -> bool {
+        match self {
+            Self::Spawn(_) | Self::Read { .. } | Self::List { .. } | Self::Glob(_) | Self::Grep(_) => true,
+            Self::Write { .. } | Self::Stat { .. } | Self::MakeDir { .. } | Self::Remove { .. } => false,
+            Self::Rename { .. } | Self::Ping | Self::Unpack(_) => false,
+        }
+    }
+
     pub(crate) fn read(path: &str, options: ReadOptions) -> Self {
         let ReadOptions { offset, length, .. } = options;
         Self::Read { path: path.to_owned(), offset, length }

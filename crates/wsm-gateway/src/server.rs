@@ -16,6 +16,7 @@ use wsm_core::{
 };
 
 use crate::{
+    call::ExecCalls,
     file_tools::FileTools,
     frame::{Channel, Frame, Kind},
     link::{Allowance, FrameReader, FrameSender, Window, write_frames},
@@ -34,12 +35,14 @@ use crate::{
 pub struct Served {
     workspace: Arc<dyn Workspace>,
     pub(crate) file_tools: Option<Arc<dyn FileTools>>,
+    /// What answers in place of all else.
+    pub(crate) calls: Option<ExecCalls>,
 }
 
 impl Served {
     /// Serves the commands and files of a workspace.
     pub fn new(workspace: Arc<dyn Workspace>) -> Self {
-        Self { workspace, file_tools: None }
+        Self { workspace, file_tools: None, calls: None }
     }
 
     /// Searches and unpacks too. Without it, such requests are answered `unsupported`.
@@ -204,6 +207,9 @@ impl Task {
     }
 
     async fn run(self, served: &Served, request: Request) {
+        if let Some(calls) = &served.calls {
+            return self.call(calls, request).await;
+        }
         let workspace = &*served.workspace;
         let result = match request {
             Request::Spawn(request) => return self.spawn(workspace, request.into()).await,

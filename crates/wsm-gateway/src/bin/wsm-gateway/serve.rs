@@ -42,10 +42,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// protocol.
 pub(crate) fn serve(options: Serve) -> Result<()> {
     let Serve { source, workdir } = options;
-    // Before any command can run: it has the same user, and would otherwise be allowed to take the channel out of this
-    // process, to write into its memory, or to stop it.
-    set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .map_err(|cause| Error::new(ErrorKind::Backend, "can not shut commands out").with_source(cause))?;
+    shut_commands_out()?;
     // Before anything else is opened that could have the number.
     let channel = Channel::open(source)?;
     let opening = open(workdir)?;
@@ -57,8 +54,15 @@ pub(crate) fn serve(options: Serve) -> Result<()> {
     runtime.block_on(run(channel, opening))
 }
 
+/// To be called before any command can run: it has the same user, and would otherwise be allowed to take the channel out of
+/// this process, to write into its memory, or to stop it.
+pub(crate) fn shut_commands_out() -> Result<()> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|cause| Error::new(ErrorKind::Backend, "can not shut commands out").with_source(cause))
+}
+
 /// What is served: the directory, and everything else that this process can see.
-fn open(workdir: Option<PathBuf>) -> Result<Opened> {
+pub(crate) fn open(workdir: Option<PathBuf>) -> Result<Opened> {
     let given = workdir.unwrap_or_else(|| PathBuf::from("."));
     let unusable = |cause: std::io::Error| {
         Error::invalid("workdir", format!("`{}` can not be worked in", given.display())).with_source(cause)
@@ -85,8 +89,8 @@ fn id() -> WorkspaceId {
 
 /// An opened workspace, and what its commands are started by.
 #[derive(Debug)]
-struct Opened {
-    opening: Arc<Opening>,
+pub(crate) struct Opened {
+    pub(crate) opening: Arc<Opening>,
     launcher: Arc<Launcher>,
 }
 

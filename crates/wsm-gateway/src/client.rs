@@ -25,8 +25,8 @@ use tokio_util::{
     task::TaskTracker,
 };
 use wsm_core::{
-    ByteStream, Command, DirEntry, Error, ErrorKind, ExitStatus, Metadata, Process, ProcessControl, ProcessEvent,
-    ProcessOutput, ReadFile, ReadOptions, RemoveOptions, Result, Signal, WriteOptions,
+    ByteStream, Command, DirEntry, Error, ErrorKind, ExecResult, ExitStatus, Metadata, Process, ProcessControl,
+    ProcessEvent, ProcessOutput, ReadFile, ReadOptions, RemoveOptions, Result, Signal, WriteOptions, byte_stream,
 };
 
 use crate::{
@@ -148,8 +148,37 @@ impl GatewayClient {
     ///
     /// Dropping the future, or the output, ends the command with its tree.
     pub async fn spawn(&self, command: &Command) -> Result<Process> {
-        let mut stream = self.open(&Request::Spawn(command.into())).await?;
+        let session = self.session().await?;
+        if !session.hello.capabilities.spawn {
+            return Err(Error::unsupported("spawn"));
+        }
+        let mut stream = session.open(&Request::Spawn(command.into()))?;
         expect_done(stream.reply().await?)?;
+        Ok(Self::process(stream))
+    }
+
+    /// Runs a command to its end, as [`Workspace::exec`](wsm_core::Workspace::exec) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::exec`](wsm_core::Workspace::exec); `unavailable` when the connection broke before it began.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the command with its tree.
+    pub async fn exec(&self, mut command: Command) -> Result<ExecResult> {
+        let (stdin, limit) = (std::mem::take(&mut command.stdin), command.output_limit);
+        if self.session().await?.hello.capabilities.spawn {
+            return Ok(self.spawn(&command).await?.collect(stdin, limit).await);
+        }
+        // The other side takes everything before it begins.
+        let request = Request::Spawn((&command).into());
+        let (reply, stream) = self.send(&request, byte_stream(stdin)).await?;
+        expect_done(reply)?;
+        Ok(Self::process(stream).collect(Bytes::new(), limit).await)
+    }
+
+    fn process(stream: Stream) -> Process {
         let stdin = Stdin {
             window: PollSemaphore::new(Arc::clone(&stream.window.0)),
             frames: stream.session.frames.clone(),
@@ -181,7 +210,7 @@ impl GatewayClient {
             };
             Some((event, stream))
         });
-        Ok(Process::new(Box::pin(stdin), ProcessOutput::new(events), Arc::new(control)))
+        Process::new(Box::pin(stdin), ProcessOutput::new(events), Arc::new(control))
     }
 
     /// Opens a file, as [`Workspace::read`](wsm_core::Workspace::read) does.
@@ -213,7 +242,14 @@ impl GatewayClient {
     }
 
     /// Makes a request that is answered after its body. Dropping the future cancels it, and the other side undoes it.
-    pub(crate) async fn send_body(&self, request: &Request, mut body: ByteStream) -> Result<Reply> {
+    pub(crate) async fn send_body(&self, request: &Request, body: ByteStream) -> Result<Reply> {
+        let (reply, mut stream) = self.send(request, body).await?;
+        stream.done();
+        Ok(reply)
+    }
+
+    /// Makes a request and sends its body, until there is an answer, after which nobody takes more of it.
+    async fn send(&self, request: &Request, mut body: ByteStream) -> Result<(Reply, Stream)> {
         let mut stream = self.open(request).await?;
         let (window, frames, id) = (stream.window.clone(), stream.session.frames.clone(), stream.id);
         let send = async {
@@ -237,8 +273,7 @@ impl GatewayClient {
                 }
             }
         };
-        stream.done();
-        Ok(reply)
+        Ok((reply, stream))
     }
 
     /// Makes a request whose answer is a body.

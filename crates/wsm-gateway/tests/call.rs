@@ -12,6 +12,7 @@ use std::{
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
+use rustix::process::{Pid, kill_process};
 use support::Bare;
 use tempfile::TempDir;
 use tokio::{io::AsyncWriteExt, time::timeout};
@@ -109,14 +110,14 @@ async fn every_operation_is_one_run_of_the_program() {
         let gone = client.stat("d/file").await.unwrap_err();
         assert_eq!((gone.kind(), gone.field()), (ErrorKind::NotFound, Some("path")));
 
-        let command = Command::shell("cat; echo two >&2; exit 3");
-        let result = client.spawn(&command).await.unwrap().collect(bytes.clone().into(), 10 << 20).await;
+        let command = Command::shell("cat; echo two >&2; exit 3").with_stdin(bytes.clone());
+        let result = client.exec(command.with_output_limit(10 << 20)).await.unwrap();
         assert_eq!(result.status, ExitStatus::Exited { code: 3 });
         assert!(result.stdout.bytes == bytes && result.stderr.to_text() == "two\n");
-        let missing = client.spawn(&Command::new("no-such-program")).await.unwrap_err();
+        let missing = client.exec(Command::new("no-such-program")).await.unwrap_err();
         assert_eq!(missing.code(), "program_not_found");
         let slow = Command::shell("echo begun; sleep 600").with_timeout(Duration::from_millis(300));
-        let result = client.spawn(&slow).await.unwrap().collect("".into(), 1000).await;
+        let result = client.exec(slow).await.unwrap();
         assert!(matches!(result.status, ExitStatus::TimedOut { .. }), "{:?}", result.status);
         assert_eq!(result.stdout.to_text(), "begun\n");
 
@@ -143,8 +144,7 @@ async fn many_calls_at_once_do_not_meet() {
         let runs = (0..40).map(|number| {
             let client = client.clone();
             async move {
-                let process = client.spawn(&Command::shell(format!("echo {number}; exit {number}"))).await.unwrap();
-                let result = process.collect("".into(), 100).await;
+                let result = client.exec(Command::shell(format!("echo {number}; exit {number}"))).await.unwrap();
                 assert_eq!(result.stdout.to_text(), format!("{number}\n"));
                 assert_eq!(result.status, ExitStatus::Exited { code: number });
             }
@@ -180,12 +180,24 @@ async fn where_there_is_spawn_a_command_can_be_talked_to_and_signalled() {
     assert_eq!(status, Some(ExitStatus::Exited { code: 5 }));
 }
 
-/// Whether a command that sleeps this long is there.
-fn is_running(seconds: &str) -> bool {
+/// The command that sleeps this long, if it is there.
+fn sleeping(seconds: &str) -> Option<Pid> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
-    processes
-        .filter_map(|entry| fs::read(entry.path().join("cmdline")).ok())
-        .any(|line| line == format!("sleep\0{seconds}\0").into_bytes())
+    let found = processes.filter(|entry| {
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        line == format!("sleep\0{seconds}\0").into_bytes()
+    });
+    let mut pids = found.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    Pid::from_raw(pids.next()?)
+}
+
+async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(timeout(PATIENCE, wait).await.is_ok(), "{what}");
 }
 
 #[tokio::test]
@@ -194,34 +206,19 @@ async fn a_command_that_nobody_waits_for_ends_and_one_in_the_background_stays() 
     for (index, workspace) in setup.workspaces().into_iter().enumerate() {
         let client = connect(workspace).await;
         let (dropped, kept) = (format!("7{index}11.5"), format!("7{index}22.5"));
-        let result = client.spawn(&Command::shell(format!("sleep {kept} > /dev/null 2>&1 &"))).await.unwrap();
-        assert!(result.collect("".into(), 100).await.status.success());
-        assert!(is_running(&kept));
+        let result = client.exec(Command::shell(format!("sleep {kept} > /dev/null 2>&1 &"))).await.unwrap();
+        assert!(result.status.success());
+        eventually("it runs in the background", || sleeping(&kept).is_some()).await;
         {
-            let running = async {
-                let command = Command::shell(format!("sleep {dropped}"));
-                client.spawn(&command).await.unwrap().collect("".into(), 100).await
-            };
-            let begun = async {
-                while !is_running(&dropped) {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-            };
+            let running = client.exec(Command::shell(format!("sleep {dropped}")));
             tokio::select! {
                 result = running => panic!("{result:?}"),
-                begun = timeout(PATIENCE, begun) => begun.unwrap(),
+                () = eventually("it runs", || sleeping(&dropped).is_some()) => {}
             }
         }
-        let ended = async {
-            while is_running(&dropped) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        timeout(PATIENCE, ended).await.unwrap();
-        assert!(is_running(&kept));
+        eventually("it was ended", || sleeping(&dropped).is_none()).await;
+        kill_process(sleeping(&kept).unwrap(), rustix::process::Signal::KILL).unwrap();
     }
-    setup.local.suspend().await.unwrap();
-    assert!(!is_running("7022.5") && !is_running("7122.5"), "the backend ends what a call left behind");
 }
 
 #[tokio::test]
@@ -270,8 +267,10 @@ async fn a_program_that_is_missing_or_something_else_is_told_so() {
         assert_eq!(error.kind(), ErrorKind::Backend, "{error:?}");
         assert!(error.message().contains("gave no answer"), "{error:?}");
     }
-    let body = stream::iter([Ok(vec![0; 65 << 20].into())]).boxed();
     let client = connect(setup.workspaces()[1].clone()).await;
+    let error = client.spawn(&Command::new("true")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let body = stream::iter([Ok(vec![0; 65 << 20].into())]).boxed();
     let error = client.write("huge", body, &WriteOptions::default()).await.unwrap_err();
     assert_eq!(error.code(), "too_large", "{error:?}");
 }

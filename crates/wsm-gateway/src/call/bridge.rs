@@ -57,8 +57,7 @@ impl GatewayClient {
     /// A client whose every request is one run of the gateway's program.
     ///
     /// Where the workspace has `spawn`, bodies are streamed. Where it has not, a request with its body, and its answer,
-    /// must fit in 64 MiB, a command's stdin is sent before the command starts, and of signals only the last one, `Kill`,
-    /// has an effect.
+    /// must fit in 64 MiB, and commands can be run with [`exec`](Self::exec) alone.
     ///
     /// # Errors
     ///
@@ -313,25 +312,12 @@ async fn at_once(calls: &ExecCalls, mut stdin: Vec<u8>, mut input: Input, answer
                 input.taken(bytes.len());
             }
             Sent::End => input.open = false,
-            Sent::Signal(Signal::Kill) => return Err(killed()),
+            // Nobody has a command to be signalled before it is answered.
             Sent::Signal(_) => {}
         }
     }
     let command = calls.command().with_stdin(stdin).with_output_limit(MOST_AT_ONCE);
-    let kill = async {
-        loop {
-            match input.next().await {
-                Sent::Signal(Signal::Kill) => return killed(),
-                Sent::Signal(signal) => tracing::warn!(?signal, "without `spawn`, no signal but `kill` can be sent"),
-                Sent::Body(bytes) => input.taken(bytes.len()),
-                Sent::End => {}
-            }
-        }
-    };
-    let result = tokio::select! {
-        result = calls.workspace.exec(command) => result?,
-        error = kill => return Err(error),
-    };
+    let result = calls.workspace.exec(command).await?;
     if result.stdout.dropped > 0 {
         let message = format!("without `spawn`, this workspace gives at most {MOST_AT_ONCE} bytes at once");
         return Err(Error::new(ErrorKind::InvalidInput, message).with_code("too_large"));

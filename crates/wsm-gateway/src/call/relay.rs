@@ -40,7 +40,7 @@ pub async fn relay_call(
     if let Err(error) = relayed {
         answer.fail(&error).await?;
     }
-    answer.output.flush().await.map_err(unwritten)
+    Ok(())
 }
 
 /// What is written.
@@ -55,7 +55,9 @@ impl<W: AsyncWrite + Unpin> Answer<W> {
         self.replied |= frame.kind == Kind::Reply;
         let mut bytes = bytes::BytesMut::new();
         frame.write_to(&mut bytes);
-        self.output.write_all(&bytes).await.map_err(unwritten)
+        self.output.write_all(&bytes).await.map_err(unwritten)?;
+        // Whoever waits for the reply before it sends the body must not wait for a full buffer.
+        self.output.flush().await.map_err(unwritten)
     }
 
     async fn fail(&mut self, error: &Error) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Builds the gateway's program.
 
-use std::fs;
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
@@ -16,8 +16,8 @@ const FLAGS: &str = r#"-C target-feature=+crt-static --cfg getrandom_backend="li
 /// It is put into every sandbox.
 const MOST_BYTES: u64 = 6 << 20;
 
-/// Builds the program, and checks that it runs anywhere and is small.
-pub(crate) fn gateway() -> Result<()> {
+/// Builds the program, and checks that it runs anywhere and is small. Gives its path.
+pub(crate) fn gateway() -> Result<PathBuf> {
     let build = ["build", "--locked", "--profile", PROFILE, "--target", TARGET, "--target-dir", TARGET_DIR];
     let which = ["--package", "wsm-gateway", "--features", "program", "--bin", "wsm-gateway"];
     run_command(command("cargo", &[&build[..], &which[..]].concat()).env("RUSTFLAGS", FLAGS))?;
@@ -28,7 +28,7 @@ pub(crate) fn gateway() -> Result<()> {
     println!("{}: {bytes} bytes", path.display());
     ensure!(is_static(&program).context("the program is not what was expected")?, "the program is not static");
     ensure!(bytes <= MOST_BYTES, "the program is larger than {MOST_BYTES} bytes");
-    Ok(())
+    Ok(path)
 }
 
 /// Whether a 64-bit ELF program names no interpreter, which would load libraries for it. None for anything else.

@@ -11,6 +11,9 @@ mod link;
 mod message;
 mod search;
 mod server;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod testing;
 mod unpack;
 
 pub use call::ExecCalls;

@@ -240,6 +240,49 @@ fn shown(name: &[u8]) -> String {
     format!("{:?}", String::from_utf8_lossy(start))
 }
 
+/// Reads any bytes as members, a line each: what comes out lies below, and nothing leads out.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn try_members(bytes: &[u8]) {
+    use std::path::{Component, Path};
+
+    let mut members = Members::new(1_000);
+    for line in bytes.split(|&byte| byte == b'\n') {
+        let (name, target) = match line.iter().position(|&byte| byte == b'>') {
+            Some(arrow) => (&line[..arrow], Some(&line[arrow + 1..])),
+            None => (line, None),
+        };
+        let kind = match target {
+            Some(_) => Kind::Symlink,
+            None if name.ends_with(b"/") => Kind::Directory,
+            None => Kind::File,
+        };
+        let Ok(Some(path)) = members.admit(name, kind) else { continue };
+        assert!(Path::new(&path).components().all(|part| matches!(part, Component::Normal(_))), "{path}");
+        if target.is_some_and(|target| members.set_target(&path, target).is_err()) {
+            return;
+        }
+    }
+    if members.check_links().is_err() {
+        return;
+    }
+    let links = members.admitted.values().filter(|member| member.target.is_some()).count();
+    for (path, member) in &members.admitted {
+        for (slash, _) in path.match_indices('/') {
+            assert_eq!(members.admitted[&path[..slash]].kind, Kind::Directory, "{path}");
+        }
+        // The only link leads through no other, so that its steps can be counted.
+        let Some(target) = member.target.as_ref().filter(|_| links == 1) else { continue };
+        let mut depth = path.matches('/').count();
+        for step in target.split('/') {
+            match step {
+                "" | "." => {}
+                ".." => depth = depth.checked_sub(1).unwrap_or_else(|| panic!("{path} leads out to {target}")),
+                _ => depth += 1,
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

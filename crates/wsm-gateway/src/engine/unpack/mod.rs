@@ -29,6 +29,9 @@ use self::{
 };
 use crate::{ArchiveFormat, UnpackRequest, Unpacked};
 
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use member::try_members;
+
 /// How many pieces of the archive wait for the disk.
 const WAITING: usize = 8;
 

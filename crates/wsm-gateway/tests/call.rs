@@ -118,7 +118,7 @@ async fn every_operation_is_one_run_of_the_program() {
         assert_eq!(missing.code(), "program_not_found");
         let slow = Command::shell("echo begun; sleep 600").with_timeout(Duration::from_millis(300));
         let result = client.exec(slow).await.unwrap();
-        assert!(matches!(result.status, ExitStatus::TimedOut { .. }), "{:?}", result.status);
+        assert!(matches!(result.status, ExitStatus::TimedOut), "{:?}", result.status);
         assert_eq!(result.stdout.to_text(), "begun\n");
 
         fs::write(setup.workdir().join("text"), "hit\n").unwrap();

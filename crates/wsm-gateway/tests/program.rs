@@ -613,7 +613,7 @@ fn searches_and_archives_work_from_the_command_line() {
         fs::write(directory.join(name), "one\nneedle\nthree\n").unwrap();
     }
     fs::write(directory.join("binary"), b"\0needle").unwrap();
-    fs::set_permissions(directory.join("shut"), std::os::unix::fs::PermissionsExt::from_mode(0)).unwrap();
+    fs::set_permissions(directory.join("shut"), std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
 
     let output = run_in(directory, &["grep", "needle", "-C", "1"], b"");

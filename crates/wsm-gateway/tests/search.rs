@@ -227,7 +227,7 @@ async fn what_can_not_be_read_is_told_beside_the_rest() {
         return;
     }
     let tree = tree(&[("a", "hit"), ("shut/b", "hit"), ("c", "hit")]);
-    for (name, mode) in [("shut", 0), ("c", 0)] {
+    for (name, mode) in [("shut", 0o000), ("c", 0o000)] {
         fs::set_permissions(tree.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
     }
     let found = grep(tree.path(), GrepRequest::new("hit")).await;

@@ -16,9 +16,6 @@ pub use bridge::ExecCalls;
 #[cfg(feature = "program")]
 pub use relay::relay_call;
 
-/// The number of the only stream of a call.
-const STREAM: u32 = 1;
-
 /// The line that a call begins with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

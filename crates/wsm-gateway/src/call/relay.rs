@@ -7,13 +7,16 @@ use tokio::{
 };
 use wsm_core::{Error, ErrorKind, Result, Signal};
 
-use super::{Head, STREAM};
+use super::Head;
 use crate::{
     client::{HELLO_LIMIT, Io},
     frame::{Channel, Frame, Kind, MAX_DATA, MAX_PAYLOAD},
     link::{FrameReader, FrameSender, Window, write_frames},
     message::{End, Hello, Reply, Request, SignalRequest},
 };
+
+/// The number of the only stream of a call.
+const STREAM: u32 = 1;
 
 /// Reads one request and its body from `input`, has it answered by the gateway at the other end of `connection`, and writes
 /// the answer to `output`. That there is no connection is an answer, too. Signals are passed on to the command, if the request is one.

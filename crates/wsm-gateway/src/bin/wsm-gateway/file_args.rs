@@ -33,7 +33,7 @@ impl<I: Iterator<Item = OsString>> Words<I> {
 
     /// The next option, or the one value that is not an option's.
     fn next(&mut self, value: &mut Option<String>) -> Result<Option<String>, String> {
-        while let Some(word) = self.words.next() {
+        for word in self.words.by_ref() {
             let word = text(&word)?;
             if !self.only_values && word == "--" {
                 self.only_values = true;

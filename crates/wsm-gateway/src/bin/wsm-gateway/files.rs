@@ -4,7 +4,7 @@ use std::{
     env, fmt,
     fs::File,
     io::{self, Read, Write},
-    path::PathBuf,
+    path::Path,
 };
 
 use bytes::Bytes;
@@ -34,7 +34,7 @@ pub(crate) fn run(action: FileAction, json: bool) -> Result<()> {
             FileAction::Glob(request) => print(tools.glob(request).await?, json, show_glob).await,
             FileAction::Grep(request) => print(tools.grep(request).await?, json, show_grep).await,
             FileAction::Unpack(request, file) => {
-                let unpacked = tools.unpack(request, archive(file)?).await?;
+                let unpacked = tools.unpack(request, archive(file.as_deref())?).await?;
                 let once = stream::iter([Ok(unpacked)]);
                 print(once, json, |unpacked| {
                     let (files, directories) = (unpacked.files, unpacked.directories);
@@ -131,8 +131,8 @@ fn show_end(end: SearchEnd) -> Shown {
 }
 
 /// Reads a file, or stdin, piece by piece.
-fn archive(file: Option<PathBuf>) -> Result<ByteStream> {
-    let source: Box<dyn Read + Send> = match &file {
+fn archive(file: Option<&Path>) -> Result<ByteStream> {
+    let source: Box<dyn Read + Send> = match file {
         Some(path) => Box::new(File::open(path).map_err(|cause| {
             Error::new(ErrorKind::NotFound, format!("`{}` can not be opened", path.display())).with_source(cause)
         })?),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::{
-    gateway,
+    fuzz, gateway,
     run::{command, is_installed, run, run_command},
     setup, tidy,
 };
@@ -18,7 +18,10 @@ enum Outcome {
     Skipped(&'static str),
 }
 
-const STEPS: [Step; 11] = [
+/// Enough to see that the targets work. Looking for something takes hours.
+const FUZZ_SECONDS: u64 = 10;
+
+const STEPS: [Step; 12] = [
     ("setup", || setup::setup().map(|()| Outcome::Done)),
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])),
@@ -29,7 +32,14 @@ const STEPS: [Step; 11] = [
         let lint = ["clippy", "--package", "wsm-gateway", "--features", "program", "--all-targets", "--locked"];
         cargo(&[&lint[..], &["--", "--deny", "warnings"]].concat())?;
         let program = ["test", "--package", "wsm-gateway", "--features", "program", "--locked"];
-        cargo(&[&program[..], &["--bin", "wsm-gateway", "--test", "program"]].concat())
+        let tests = ["--lib", "--bin", "wsm-gateway", "--test", "program", "--test", "search", "--test", "unpack"];
+        cargo(&[&program[..], &tests, &["--test", "call"]].concat())
+    }),
+    ("fuzz", || {
+        if let Some(why) = fuzz::missing() {
+            return Ok(Outcome::Skipped(why));
+        }
+        fuzz::fuzz(&[], FUZZ_SECONDS).map(|()| Outcome::Done)
     }),
     ("every backend alone", || {
         // Who wants one backend compiles neither the others nor the service.

@@ -102,6 +102,10 @@ pub fn members(bytes: &[u8]) {
 mod tests {
     use std::{fs, path::Path};
 
+    use proptest::prelude::*;
+
+    use crate::{GlobRequest, GrepRequest, UnpackRequest, WalkOptions, message::Request};
+
     /// What fuzzing has found once is looked at again.
     fn replay(corpus: &str, target: fn(&[u8])) {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(corpus);
@@ -127,5 +131,29 @@ mod tests {
     #[test]
     fn the_corpus_of_members_holds() {
         replay("members", super::members);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_hold(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            super::frames(&bytes);
+            super::messages(&bytes);
+            #[cfg(feature = "program")]
+            super::members(&bytes);
+        }
+
+        #[test]
+        fn requests_are_the_same_on_the_other_side(text in ".*", number in any::<u64>(), yes: bool, globs: Vec<String>) {
+            let walk = WalkOptions::default().with_path(text.as_str()).with_hidden(yes).with_max_entries(number);
+            let grep = GrepRequest::new(text.as_str()).with_globs(globs).with_multiline(yes).with_max_bytes(number);
+            for request in [
+                Request::Glob(GlobRequest::new(text.as_str()).with_walk(walk.clone()).with_case_insensitive(yes)),
+                Request::Grep(grep.with_walk(walk)),
+                Request::Unpack(UnpackRequest::new(text.as_str()).with_max_bytes(number)),
+            ] {
+                let wire = serde_json::to_vec(&request).unwrap();
+                prop_assert_eq!(serde_json::from_slice::<Request>(&wire).unwrap(), request);
+            }
+        }
     }
 }

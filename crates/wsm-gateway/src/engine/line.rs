@@ -29,9 +29,9 @@ pub(super) fn text(line: &[u8], hit: Option<&Range<usize>>, most: usize) -> Text
 
 /// The first byte at or after `at` that does not lie within a character.
 fn border(line: &[u8], at: usize) -> usize {
-    let within = line[at..].iter().take(3).take_while(|&byte| byte & 0xc0 == 0x80).count();
+    let within = line[at..].iter().take(4).take_while(|&byte| byte & 0xc0 == 0x80).count();
     // Bytes that are no text at all have no border.
-    if at == 0 || within == 3 { at } else { at + within }
+    if at == 0 || within == 4 { at } else { at + within }
 }
 
 #[cfg(test)]

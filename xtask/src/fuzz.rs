@@ -14,7 +14,7 @@ const TARGET_DIR: &str = "target/fuzz";
 /// What tells the fuzzer which code a run has reached. The compiler has it in every edition.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-                     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
+                     -Cllvm-args=-sanitizer-coverage-trace-compares";
 
 /// Why fuzzing is not possible here, if it is not.
 pub(crate) fn missing() -> Option<&'static str> {
@@ -32,7 +32,7 @@ pub(crate) fn fuzz(targets: &[String], seconds: u64) -> Result<()> {
     if let Some(unknown) = targets.iter().find(|target| !TARGETS.contains(&target.as_str())) {
         bail!("there is no target `{unknown}`: {}", TARGETS.join(", "));
     }
-    let build = ["build", "--release", "--locked", "--manifest-path", "fuzz/Cargo.toml"];
+    let build = ["build", "--release", "--manifest-path", "fuzz/Cargo.toml"];
     let place = ["--target", TRIPLE, "--target-dir", TARGET_DIR];
     run_command(command("cargo", &[&build[..], &place[..]].concat()).env("RUSTFLAGS", FLAGS))?;
     for target in TARGETS.into_iter().filter(|target| targets.is_empty() || targets.iter().any(|name| name == target)) {

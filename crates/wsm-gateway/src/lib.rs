@@ -8,6 +8,8 @@ mod file_tools;
 mod frame;
 mod layer;
 mod link;
+#[cfg(any(test, feature = "program", feature = "testing"))]
+mod member;
 mod message;
 mod search;
 mod server;

@@ -93,9 +93,8 @@ fn message<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(bytes:
 /// # Panics
 ///
 /// When that is not so.
-#[cfg(feature = "program")]
 pub fn members(bytes: &[u8]) {
-    crate::engine::try_members(bytes);
+    crate::member::try_members(bytes);
 }
 
 #[cfg(test)]
@@ -127,7 +126,6 @@ mod tests {
         replay("messages", super::messages);
     }
 
-    #[cfg(feature = "program")]
     #[test]
     fn the_corpus_of_members_holds() {
         replay("members", super::members);
@@ -138,7 +136,6 @@ mod tests {
         fn any_bytes_hold(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             super::frames(&bytes);
             super::messages(&bytes);
-            #[cfg(feature = "program")]
             super::members(&bytes);
         }
 

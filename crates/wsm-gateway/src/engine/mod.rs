@@ -17,9 +17,6 @@ use wsm_host::blocking;
 
 use crate::{FileTools, GlobEvent, GlobRequest, GrepEvent, GrepRequest, UnpackRequest, Unpacked};
 
-#[cfg(any(test, feature = "testing"))]
-pub(crate) use unpack::try_members;
-
 /// How many searches and unpackings go on at once. Each has a thread; the others wait.
 const AT_ONCE: usize = 4;
 

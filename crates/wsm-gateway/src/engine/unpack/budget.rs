@@ -9,7 +9,8 @@ use std::{
 use tokio_util::sync::CancellationToken;
 use wsm_core::{Error, ErrorKind, Result};
 
-use super::{bad, too_large};
+use super::bad;
+use crate::member::too_large;
 
 /// What may be in a small archive whatever the ratio.
 const NO_RATIO_BELOW: u64 = 1 << 20;

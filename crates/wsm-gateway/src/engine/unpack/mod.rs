@@ -2,7 +2,6 @@
 
 mod body;
 mod budget;
-mod member;
 mod place;
 mod stage;
 mod tar;
@@ -23,14 +22,10 @@ use wsm_host::blocking;
 use self::{
     body::{Body, Piece},
     budget::Budget,
-    member::Members,
     place::Place,
     stage::Stage,
 };
-use crate::{ArchiveFormat, UnpackRequest, Unpacked};
-
-#[cfg(any(test, feature = "testing"))]
-pub(crate) use member::try_members;
+use crate::{ArchiveFormat, UnpackRequest, Unpacked, member::Members};
 
 /// How many pieces of the archive wait for the disk.
 const WAITING: usize = 8;
@@ -162,18 +157,9 @@ impl Job {
     }
 }
 
-/// Must not be unpacked.
-fn hostile(message: impl Into<String>) -> Error {
-    Error::invalid("archive", message).with_code("unsafe_archive")
-}
-
 /// Can not be unpacked.
 fn bad(message: impl Into<String>) -> Error {
     Error::invalid("archive", message).with_code("bad_archive")
-}
-
-fn too_large(message: impl Into<String>) -> Error {
-    Error::invalid("archive", message).with_code("too_large")
 }
 
 /// The file system failed.

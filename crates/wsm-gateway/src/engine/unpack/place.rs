@@ -13,11 +13,13 @@ use rustix::{
 use wsm_core::{Error, ErrorKind, Result, validate_path};
 
 use super::{
-    member::{Kind, Members},
     stage::{Stage, TREE, open_below},
     system,
 };
-use crate::Overwrite;
+use crate::{
+    Overwrite,
+    member::{Kind, Members},
+};
 
 /// Within the stage: what was replaced.
 const OLD: &str = "old";

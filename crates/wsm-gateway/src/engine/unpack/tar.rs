@@ -5,7 +5,8 @@ use std::io::{Read, sink};
 use ::tar::{Archive, EntryType, PaxExtensions};
 use wsm_core::Result;
 
-use super::{Job, bad, budget::Budget, hostile, member::Kind};
+use super::{Job, bad, budget::Budget};
+use crate::member::{Kind, hostile};
 
 /// What is needed to see that it is one.
 pub(super) const FIRST_BYTES: u64 = 512;

@@ -14,7 +14,8 @@ use ::zip::{
 use rustix::fs::{Mode, OFlags, openat};
 use wsm_core::{Error, Result};
 
-use super::{Job, bad, budget::Budget, hostile, member::Kind, system, too_large};
+use super::{Job, bad, budget::Budget, system};
+use crate::member::{Kind, hostile, too_large};
 
 /// Within the stage: the archive itself.
 const SPOOL: &str = "archive";

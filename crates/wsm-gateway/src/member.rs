@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use wsm_core::Result;
-
-use super::{hostile, too_large};
+use wsm_core::{Error, Result};
 
 const LONGEST_PATH: usize = 2048;
 const LONGEST_NAME: usize = 255;
@@ -16,6 +14,15 @@ const MOST_NAMES: usize = 64 << 20;
 const MOST_HOPS: usize = 40;
 /// How many steps may be gone to see where all links lead.
 const MOST_STEPS: usize = 2_000_000;
+
+/// Must not be unpacked.
+pub(crate) fn hostile(message: impl Into<String>) -> Error {
+    Error::invalid("archive", message).with_code("unsafe_archive")
+}
+
+pub(crate) fn too_large(message: impl Into<String>) -> Error {
+    Error::invalid("archive", message).with_code("too_large")
+}
 
 /// What a member is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -240,13 +247,20 @@ fn shown(name: &[u8]) -> String {
     format!("{:?}", String::from_utf8_lossy(start))
 }
 
-/// Reads any bytes as members, a line each: what comes out lies below, and nothing leads out.
+/// Reads any bytes as members, a line each: `name`, `directory/`, `link>target` or `name=file`.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn try_members(bytes: &[u8]) {
     use std::path::{Component, Path};
 
     let mut members = Members::new(1_000);
     for line in bytes.split(|&byte| byte == b'\n') {
+        if let Some(equals) = line.iter().position(|&byte| byte == b'=') {
+            // Another name of a file, as it would be made.
+            if members.file(&line[equals + 1..]).is_ok() {
+                let _ = members.admit(&line[..equals], Kind::File);
+            }
+            continue;
+        }
         let (name, target) = match line.iter().position(|&byte| byte == b'>') {
             Some(arrow) => (&line[..arrow], Some(&line[arrow + 1..])),
             None => (line, None),
@@ -266,12 +280,14 @@ pub(crate) fn try_members(bytes: &[u8]) {
         return;
     }
     let links = members.admitted.values().filter(|member| member.target.is_some()).count();
-    for (path, member) in &members.admitted {
+    for (path, kind) in members.paths() {
         for (slash, _) in path.match_indices('/') {
             assert_eq!(members.admitted[&path[..slash]].kind, Kind::Directory, "{path}");
         }
+        let target = members.admitted[path].target.as_ref();
+        assert!(target.is_none() || kind == Kind::Symlink, "{path}");
         // The only link leads through no other, so that its steps can be counted.
-        let Some(target) = member.target.as_ref().filter(|_| links == 1) else { continue };
+        let Some(target) = target.filter(|_| links == 1) else { continue };
         let mut depth = path.matches('/').count();
         for step in target.split('/') {
             match step {

@@ -318,6 +318,14 @@ async fn what_is_there_already_is_kept_replaced_or_merged() {
     unpack(directory.path(), merge.clone(), &archive).await.unwrap();
     assert_eq!(seen(&out), ["a = new", "d/", "d/b = new", "d/mine = old", "e/", "e/f = new"]);
 
+    // Names that sort between a directory and what is in it.
+    let close =
+        tar_of(&[file("n/x", "1"), file("n-/x", "2"), file("n/y/z", "3"), file("n!", "4"), file("n-/y/z", "5")]);
+    unpack(directory.path(), merge.clone(), &close).await.unwrap();
+    for (path, content) in [("n/x", "1"), ("n-/x", "2"), ("n/y/z", "3"), ("n!", "4"), ("n-/y/z", "5")] {
+        assert_eq!(fs::read_to_string(out.join(path)).unwrap(), content);
+    }
+
     let clashing = tar_of(&[file("0", "new"), file("d", "new")]);
     let refused = unpack(directory.path(), merge.clone(), &clashing).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Conflict, "{refused:?}");

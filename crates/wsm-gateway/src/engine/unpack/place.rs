@@ -1,6 +1,7 @@
 //! Where an archive is unpacked to, and what is there already.
 
 use std::{
+    collections::HashSet,
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
@@ -151,14 +152,13 @@ impl Place {
         for (path, kind) in members.paths() {
             self.check_member(path, kind)?;
         }
-        let mut moved: Option<String> = None;
+        let mut moved: HashSet<&str> = HashSet::new();
         for (path, kind) in members.paths() {
             // What lies in a directory has been moved with it.
-            if moved.as_ref().is_some_and(|moved| path.strip_prefix(moved.as_str()).is_some_and(|p| p.starts_with('/')))
-            {
+            if path.match_indices('/').any(|(slash, _)| moved.contains(&path[..slash])) {
                 continue;
             }
-            let step = || -> Result<bool, Errno> {
+            let mut step = || -> Result<bool, Errno> {
                 let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
                 let to = open_below(&self.parent, parent)?;
                 if kind == Kind::Directory && is_dir(&to, name)? == Some(true) {
@@ -168,11 +168,10 @@ impl Place {
                 renameat(from, name, &to, name)?;
                 Ok(kind == Kind::Directory)
             };
-            let mut step = step;
-            if step()
-                .map_err(|errno| system(format!("the member `{path}` can not be moved into place"), errno.into()))?
-            {
-                moved = Some(path.to_owned());
+            let failed =
+                |errno: Errno| system(format!("the member `{path}` can not be moved into place"), errno.into());
+            if step().map_err(failed)? {
+                moved.insert(path);
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Measures the service end to end, and the manager at scale.
+//! Measures the service end to end and the manager at scale, or the gateway.
 #![expect(clippy::disallowed_methods, reason = "a measurement wants the real clock")]
 
 use std::{
@@ -13,10 +13,37 @@ use anyhow::{Context, Result};
 
 use crate::{
     client::Client,
-    run::{command, run, target_directory},
+    gateway,
+    run::{command, run, run_command, target_directory},
 };
 
-pub(crate) fn bench(duration: Duration) -> Result<()> {
+/// What is measured.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Subject {
+    /// The service end to end, and the manager at scale.
+    Service,
+    /// The gateway's static program over a socket pair, and its frames.
+    Gateway,
+}
+
+pub(crate) fn bench(subject: Subject, duration: Duration) -> Result<()> {
+    match subject {
+        Subject::Service => service(duration),
+        Subject::Gateway => gateway(),
+    }
+}
+
+fn gateway() -> Result<()> {
+    let program = gateway::gateway()?;
+    println!("\n# The gateway, over a socket pair");
+    let bench = ["bench", "--locked", "--package", "wsm-gateway", "--bench"];
+    let whole = [&bench[..], &["gateway", "--features", "program"]].concat();
+    run_command(command("cargo", &whole).env("WSM_GATEWAY", program))?;
+    println!("\n# Its frames");
+    run("cargo", &[&bench[..], &["frames", "--features", "testing", "--", "--quick"]].concat())
+}
+
+fn service(duration: Duration) -> Result<()> {
     run("cargo", &["build", "--release", "--locked", "--package", "wsm-app"])?;
     println!("\n# The service, with the local backend");
     let service = Service::start()?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::{
-    gateway, it,
+    fuzz, gateway, it,
     run::{command, is_installed, run, run_command},
     setup, tidy,
 };
@@ -18,20 +18,30 @@ enum Outcome {
     Skipped(&'static str),
 }
 
-const STEPS: [Step; 12] = [
+/// Enough to see that the targets work. Looking for something takes hours.
+const FUZZ_SECONDS: u64 = 10;
+
+const STEPS: [Step; 13] = [
     ("setup", || setup::setup().map(|()| Outcome::Done)),
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])),
     ("tidy", || tidy::tidy().map(|()| Outcome::Done)),
     // Before the tests, which drive sandboxes with it.
-    ("gateway, as one static program", || gateway::gateway().map(|()| Outcome::Done)),
+    ("gateway, as one static program", || gateway::gateway().map(|_| Outcome::Done)),
     ("test", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"])),
     ("test with real sandboxes", || it::bubblewrap().map(|()| Outcome::Done)),
     ("test the gateway's program", || {
         let lint = ["clippy", "--package", "wsm-gateway", "--features", "program", "--all-targets", "--locked"];
         cargo(&[&lint[..], &["--", "--deny", "warnings"]].concat())?;
         let program = ["test", "--package", "wsm-gateway", "--features", "program", "--locked"];
-        cargo(&[&program[..], &["--bin", "wsm-gateway", "--test", "program"]].concat())
+        let tests = ["--lib", "--bin", "wsm-gateway", "--test", "program", "--test", "search", "--test", "unpack"];
+        cargo(&[&program[..], &tests, &["--test", "call"]].concat())
+    }),
+    ("fuzz", || {
+        if let Some(why) = fuzz::missing() {
+            return Ok(Outcome::Skipped(why));
+        }
+        fuzz::fuzz(&[], FUZZ_SECONDS).map(|()| Outcome::Done)
     }),
     ("every backend alone", || {
         // Who wants one backend compiles neither the others nor the service.

@@ -21,8 +21,9 @@ pub(crate) fn path() -> PathBuf {
     root().join(TARGET_DIR).join(TARGET).join(PROFILE).join("wsm-gateway")
 }
 
-/// Builds the program, checks that it runs anywhere and is small, and puts it where `wsm` looks for it: beside itself.
-pub(crate) fn gateway() -> Result<()> {
+/// Builds the program, checks that it runs anywhere and is small, and puts it where `wsm` looks for it: beside itself. Gives
+/// its path.
+pub(crate) fn gateway() -> Result<PathBuf> {
     let build = ["build", "--locked", "--profile", PROFILE, "--target", TARGET, "--target-dir", TARGET_DIR];
     let which = ["--package", "wsm-gateway", "--features", "program", "--bin", "wsm-gateway"];
     run_command(command("cargo", &[&build[..], &which[..]].concat()).env("RUSTFLAGS", FLAGS))?;
@@ -41,7 +42,7 @@ pub(crate) fn gateway() -> Result<()> {
         fs::copy(&path, &draft)?;
         fs::rename(&draft, beside.join("wsm-gateway"))?;
     }
-    Ok(())
+    Ok(path)
 }
 
 /// Whether a 64-bit ELF program names no interpreter, which would load libraries for it. None for anything else.

@@ -5,6 +5,7 @@
 mod bench;
 mod ci;
 mod client;
+mod fuzz;
 mod gateway;
 mod it;
 mod run;
@@ -29,9 +30,12 @@ enum Task {
     Setup,
     /// Checks what the compiler and the linter do not: which crate knows which, and how the tree is kept.
     Tidy,
-    /// Measures the service end to end, and the manager at scale.
+    /// Measures the service end to end and the manager at scale, or the gateway.
     Bench {
-        /// Seconds for each measurement.
+        /// What to measure.
+        #[arg(default_value = "service")]
+        subject: bench::Subject,
+        /// Seconds for each measurement of the service.
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
@@ -39,6 +43,14 @@ enum Task {
     It {
         /// Which: `bubblewrap`.
         engine: String,
+    },
+    /// Feeds what reads bytes from outside with bytes that nobody has thought of.
+    Fuzz {
+        /// What to feed: frames, messages, members. All when none is named.
+        targets: Vec<String>,
+        /// Seconds for each.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
     },
     /// Builds the program that runs inside of sandboxes: one static file.
     Gateway,
@@ -51,9 +63,10 @@ fn main() -> anyhow::Result<()> {
         Task::Ci => ci::ci(),
         Task::Setup => setup::setup(),
         Task::Tidy => tidy::tidy(),
-        Task::Bench { seconds } => bench::bench(std::time::Duration::from_secs(seconds)),
+        Task::Bench { subject, seconds } => bench::bench(subject, std::time::Duration::from_secs(seconds)),
+        Task::Fuzz { targets, seconds } => fuzz::fuzz(&targets, seconds),
         Task::It { engine } => it::it(&engine),
-        Task::Gateway => gateway::gateway(),
+        Task::Gateway => gateway::gateway().map(drop),
         Task::Codegen => ci::codegen(),
     }
 }

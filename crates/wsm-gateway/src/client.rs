@@ -25,8 +25,8 @@ use tokio_util::{
     task::TaskTracker,
 };
 use wsm_core::{
-    ByteStream, Command, DirEntry, Error, ErrorKind, ExitStatus, Metadata, Process, ProcessControl, ProcessEvent,
-    ProcessOutput, ReadFile, ReadOptions, RemoveOptions, Result, Signal, WriteOptions,
+    ByteStream, Command, DirEntry, Error, ErrorKind, ExecResult, ExitStatus, Metadata, Process, ProcessControl,
+    ProcessEvent, ProcessOutput, ReadFile, ReadOptions, RemoveOptions, Result, Signal, WriteOptions, byte_stream,
 };
 
 use crate::{
@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// How long the gateway may take to say hello.
-const HELLO_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(10);
 
 /// Opens a connection to the gateway.
 pub(crate) type Connect = dyn Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync;
@@ -70,10 +70,18 @@ impl GatewayClient {
     pub async fn new(
         connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
     ) -> Result<Self> {
+        Self::with_tasks(connect, TaskTracker::new()).await
+    }
+
+    /// As [`new`](Self::new), where the tasks of the other side end with this one's.
+    pub(crate) async fn with_tasks(
+        connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
+        tasks: TaskTracker,
+    ) -> Result<Self> {
         let inner = Inner {
             connect: Box::new(connect),
             session: tokio::sync::Mutex::new(None),
-            tasks: TaskTracker::new(),
+            tasks,
             closed: CancellationToken::new(),
         };
         let client = Self(Arc::new(inner));
@@ -129,9 +137,48 @@ impl GatewayClient {
         self.session().await?.open(request)
     }
 
-    pub(crate) async fn spawn(&self, command: &Command) -> Result<Process> {
-        let mut stream = self.open(&Request::Spawn(command.into())).await?;
+    /// Starts a command, as [`Workspace::spawn`](wsm_core::Workspace::spawn) does. Its `stdin` and `output_limit` do not
+    /// count: the process has a stdin, and [`Process::collect`] keeps to a limit.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::spawn`](wsm_core::Workspace::spawn); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future, or the output, ends the command with its tree.
+    pub async fn spawn(&self, command: &Command) -> Result<Process> {
+        let session = self.session().await?;
+        if !session.hello.capabilities.spawn {
+            return Err(Error::unsupported("spawn"));
+        }
+        let mut stream = session.open(&Request::Spawn(command.into()))?;
         expect_done(stream.reply().await?)?;
+        Ok(Self::process(stream))
+    }
+
+    /// Runs a command to its end, as [`Workspace::exec`](wsm_core::Workspace::exec) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::exec`](wsm_core::Workspace::exec); `unavailable` when the connection broke before it began.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the command with its tree.
+    pub async fn exec(&self, mut command: Command) -> Result<ExecResult> {
+        let (stdin, limit) = (std::mem::take(&mut command.stdin), command.output_limit);
+        if self.session().await?.hello.capabilities.spawn {
+            return Ok(self.spawn(&command).await?.collect(stdin, limit).await);
+        }
+        // The other side takes everything before it begins.
+        let request = Request::Spawn((&command).into());
+        let (reply, stream) = self.send(&request, byte_stream(stdin)).await?;
+        expect_done(reply)?;
+        Ok(Self::process(stream).collect(Bytes::new(), limit).await)
+    }
+
+    fn process(stream: Stream) -> Process {
         let stdin = Stdin {
             window: PollSemaphore::new(Arc::clone(&stream.window.0)),
             frames: stream.session.frames.clone(),
@@ -163,18 +210,47 @@ impl GatewayClient {
             };
             Some((event, stream))
         });
-        Ok(Process::new(Box::pin(stdin), ProcessOutput::new(events), Arc::new(control)))
+        Process::new(Box::pin(stdin), ProcessOutput::new(events), Arc::new(control))
     }
 
-    pub(crate) async fn read(&self, path: &str, options: ReadOptions) -> Result<ReadFile> {
+    /// Opens a file, as [`Workspace::read`](wsm_core::Workspace::read) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::read`](wsm_core::Workspace::read); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future or the body ends the reading.
+    pub async fn read(&self, path: &str, options: ReadOptions) -> Result<ReadFile> {
         let mut stream = self.open(&Request::read(path, options)).await?;
         let metadata = expect_metadata(stream.reply().await?)?;
         Ok(ReadFile::new(metadata, stream.into_body()))
     }
 
-    pub(crate) async fn write(&self, path: &str, mut body: ByteStream, options: &WriteOptions) -> Result<Metadata> {
-        // Dropping the stream before its end cancels it, and the other side undoes the write.
-        let mut stream = self.open(&Request::write(path, options)).await?;
+    /// Writes a file as a whole, as [`Workspace::write`](wsm_core::Workspace::write) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::write`](wsm_core::Workspace::write); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before it is ready leaves the file as it was, or as it was to be.
+    pub async fn write(&self, path: &str, body: ByteStream, options: &WriteOptions) -> Result<Metadata> {
+        expect_metadata(self.send_body(&Request::write(path, options), body).await?)
+    }
+
+    /// Makes a request that is answered after its body. Dropping the future cancels it, and the other side undoes it.
+    pub(crate) async fn send_body(&self, request: &Request, body: ByteStream) -> Result<Reply> {
+        let (reply, mut stream) = self.send(request, body).await?;
+        stream.done();
+        Ok(reply)
+    }
+
+    /// Makes a request and sends its body, until there is an answer, after which nobody takes more of it.
+    async fn send(&self, request: &Request, mut body: ByteStream) -> Result<(Reply, Stream)> {
+        let mut stream = self.open(request).await?;
         let (window, frames, id) = (stream.window.clone(), stream.session.frames.clone(), stream.id);
         let send = async {
             while let Some(bytes) = body.try_next().await? {
@@ -197,18 +273,41 @@ impl GatewayClient {
                 }
             }
         };
-        stream.done();
-        expect_metadata(reply)
+        Ok((reply, stream))
     }
 
-    pub(crate) async fn stat(&self, path: &str) -> Result<Metadata> {
+    /// Makes a request whose answer is a body.
+    pub(crate) async fn body_of(&self, request: &Request) -> Result<ByteStream> {
+        let mut stream = self.open(request).await?;
+        expect_done(stream.reply().await?)?;
+        Ok(stream.into_body())
+    }
+
+    /// Tells what a path is, as [`Workspace::stat`](wsm_core::Workspace::stat) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::stat`](wsm_core::Workspace::stat); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn stat(&self, path: &str) -> Result<Metadata> {
         expect_metadata(self.call(&Request::Stat { path: path.to_owned() }).await?)
     }
 
-    pub(crate) async fn list(&self, path: &str) -> Result<Vec<DirEntry>> {
-        let mut stream = self.open(&Request::List { path: path.to_owned() }).await?;
-        expect_done(stream.reply().await?)?;
-        let listing = stream.into_body().try_fold(Vec::new(), async |mut whole, piece| {
+    /// Lists a directory, as [`Workspace::list`](wsm_core::Workspace::list) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::list`](wsm_core::Workspace::list); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn list(&self, path: &str) -> Result<Vec<DirEntry>> {
+        let body = self.body_of(&Request::List { path: path.to_owned() }).await?;
+        let listing = body.try_fold(Vec::new(), async |mut whole, piece| {
             whole.extend_from_slice(&piece);
             Ok(whole)
         });
@@ -217,15 +316,42 @@ impl GatewayClient {
         Ok(entries.into_iter().map(Into::into).collect())
     }
 
-    pub(crate) async fn make_dir(&self, path: &str) -> Result<()> {
+    /// Makes a directory and its parents, as [`Workspace::make_dir`](wsm_core::Workspace::make_dir) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::make_dir`](wsm_core::Workspace::make_dir); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have happened.
+    pub async fn make_dir(&self, path: &str) -> Result<()> {
         expect_done(self.call(&Request::MakeDir { path: path.to_owned() }).await?)
     }
 
-    pub(crate) async fn remove(&self, path: &str, options: RemoveOptions) -> Result<()> {
+    /// Deletes a file or directory, as [`Workspace::remove`](wsm_core::Workspace::remove) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::remove`](wsm_core::Workspace::remove); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have happened.
+    pub async fn remove(&self, path: &str, options: RemoveOptions) -> Result<()> {
         expect_done(self.call(&Request::remove(path, options)).await?)
     }
 
-    pub(crate) async fn rename(&self, from: &str, to: &str) -> Result<()> {
+    /// Moves a file or directory, as [`Workspace::rename`](wsm_core::Workspace::rename) does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Workspace::rename`](wsm_core::Workspace::rename); `unavailable` when the connection broke.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have happened.
+    pub async fn rename(&self, from: &str, to: &str) -> Result<()> {
         expect_done(self.call(&Request::Rename { from: from.to_owned(), to: to.to_owned() }).await?)
     }
 }
@@ -256,7 +382,7 @@ fn expect_metadata(reply: Reply) -> Result<Metadata> {
     }
 }
 
-fn unexpected(reply: &Reply) -> Error {
+pub(crate) fn unexpected(reply: &Reply) -> Error {
     Error::new(ErrorKind::Backend, format!("the gateway answered something else than it was asked for: {reply:?}"))
 }
 

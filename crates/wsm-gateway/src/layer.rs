@@ -8,7 +8,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures::FutureExt;
 use wsm_core::{
     ByteStream, Capabilities, Checkpoint, Command, Connection, DirEntry, Endpoint, Error, ErrorKind, ExecResult,
@@ -117,9 +116,8 @@ impl Workspace for GatewayWorkspace {
         self.capabilities
     }
 
-    async fn exec(&self, mut command: Command) -> Result<ExecResult> {
-        let (stdin, limit): (Bytes, _) = (std::mem::take(&mut command.stdin), command.output_limit);
-        Ok(self.client.spawn(&command).await?.collect(stdin, limit).await)
+    async fn exec(&self, command: Command) -> Result<ExecResult> {
+        self.client.exec(command).await
     }
 
     async fn spawn(&self, command: Command) -> Result<Process> {

@@ -1,16 +1,38 @@
 #![doc = include_str!("../README.md")]
 
+mod call;
 mod client;
+#[cfg(feature = "program")]
+mod engine;
+mod file_tools;
 mod frame;
 mod layer;
 mod link;
+#[cfg(any(test, feature = "program", feature = "testing"))]
+mod member;
 mod message;
 mod packages;
 mod program;
+mod search;
 mod server;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod testing;
+mod unpack;
 
+pub use call::ExecCalls;
+#[cfg(feature = "program")]
+pub use call::relay_call;
 pub use client::{GatewayClient, Io};
+#[cfg(feature = "program")]
+pub use engine::HostFileTools;
+pub use file_tools::FileTools;
 pub use layer::GatewayLayer;
 pub use message::PROTOCOL_VERSION;
 pub use program::{find_program, load_program};
+pub use search::{
+    GlobEntry, GlobEvent, GlobKind, GlobRequest, GlobResult, GrepBinary, GrepEvent, GrepFile, GrepLine, GrepMode,
+    GrepRequest, GrepResult, Problem, SearchEnd, Truncated, WalkOptions,
+};
 pub use server::{Served, serve};
+pub use unpack::{ArchiveFormat, Overwrite, UnpackRequest, Unpacked};

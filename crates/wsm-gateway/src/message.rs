@@ -11,6 +11,11 @@ use wsm_core::{
     RemoveOptions, Result, Retry, Signal, WriteOptions,
 };
 
+use crate::{
+    search::{GlobRequest, GrepRequest},
+    unpack::{UnpackRequest, Unpacked},
+};
+
 /// Rises with every change that an older side could not read.
 pub const PROTOCOL_VERSION: u32 = 1;
 
@@ -70,6 +75,9 @@ pub(crate) enum Request {
     Remove { path: String, recursive: bool, missing_ok: bool },
     Rename { from: String, to: String },
     Ping,
+    Glob(GlobRequest),
+    Grep(GrepRequest),
+    Unpack(UnpackRequest),
 }
 
 /// A command, without its stdin.
@@ -106,6 +114,24 @@ impl From<SpawnRequest> for Command {
 }
 
 impl Request {
+    /// Whether the client sends a body, and then its end.
+    pub(crate) fn takes_body(&self) -> bool {
+        match self {
+            Self::Spawn(_) | Self::Write { .. } | Self::Unpack(_) => true,
+            Self::Read { .. } | Self::Stat { .. } | Self::List { .. } | Self::MakeDir { .. } => false,
+            Self::Remove { .. } | Self::Rename { .. } | Self::Ping | Self::Glob(_) | Self::Grep(_) => false,
+        }
+    }
+
+    /// Whether the reply is not all, and a body with an end comes after it.
+    pub(crate) fn answers_with_body(&self) -> bool {
+        match self {
+            Self::Spawn(_) | Self::Read { .. } | Self::List { .. } | Self::Glob(_) | Self::Grep(_) => true,
+            Self::Write { .. } | Self::Stat { .. } | Self::MakeDir { .. } | Self::Remove { .. } => false,
+            Self::Rename { .. } | Self::Ping | Self::Unpack(_) => false,
+        }
+    }
+
     pub(crate) fn read(path: &str, options: ReadOptions) -> Self {
         let ReadOptions { offset, length, .. } = options;
         Self::Read { path: path.to_owned(), offset, length }
@@ -130,6 +156,7 @@ pub(crate) enum Reply {
     Done,
     Metadata(WireMetadata),
     Failed(WireError),
+    Unpacked(Unpacked),
 }
 
 /// The last word of the server about a stream that was more than one answer.
@@ -181,6 +208,22 @@ impl From<WireMetadata> for Metadata {
     }
 }
 
+/// Metadata within a message that callers see.
+pub(crate) mod wire_metadata {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use wsm_core::Metadata;
+
+    use super::WireMetadata;
+
+    pub(crate) fn serialize<S: Serializer>(metadata: &Metadata, serializer: S) -> Result<S::Ok, S::Error> {
+        WireMetadata::from(metadata.clone()).serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Metadata, D::Error> {
+        WireMetadata::deserialize(deserializer).map(Into::into)
+    }
+}
+
 /// An entry of a directory as it travels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct WireEntry {
@@ -215,7 +258,7 @@ pub(crate) struct WireError {
 }
 
 /// The codes and fields that callers know. Anything else travels as the kind's own name.
-const CODES: [&str; 10] = [
+const CODES: [&str; 12] = [
     "program_not_found",
     "program_not_executable",
     "path_outside",
@@ -226,8 +269,11 @@ const CODES: [&str; 10] = [
     "too_large",
     "not_utf8",
     "gateway_version",
+    "unsafe_archive",
+    "bad_archive",
 ];
-const FIELDS: [&str; 6] = ["command", "cwd", "env", "stdin", "timeout", "path"];
+const FIELDS: [&str; 12] =
+    ["command", "cwd", "env", "stdin", "timeout", "path", "pattern", "limit", "globs", "types", "context", "archive"];
 
 impl From<&Error> for WireError {
     fn from(error: &Error) -> Self {

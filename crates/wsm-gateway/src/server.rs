@@ -16,9 +16,12 @@ use wsm_core::{
 };
 
 use crate::{
+    call::ExecCalls,
+    file_tools::FileTools,
     frame::{Channel, Frame, Kind},
     link::{Allowance, FrameReader, FrameSender, Window, write_frames},
     message::{End, Hello, Reply, Request, SignalRequest, WireEntry},
+    unpack::unsupported,
 };
 
 /// What is served to every connection: a workspace, and what else is done for it from its inside.
@@ -31,12 +34,22 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Served {
     workspace: Arc<dyn Workspace>,
+    pub(crate) file_tools: Option<Arc<dyn FileTools>>,
+    /// What answers in place of all else.
+    pub(crate) calls: Option<ExecCalls>,
 }
 
 impl Served {
     /// Serves the commands and files of a workspace.
     pub fn new(workspace: Arc<dyn Workspace>) -> Self {
-        Self { workspace }
+        Self { workspace, file_tools: None, calls: None }
+    }
+
+    /// Searches and unpacks too. Without it, such requests are answered `unsupported`.
+    #[must_use]
+    pub fn with_file_tools(mut self, tools: Arc<dyn FileTools>) -> Self {
+        self.file_tools = Some(tools);
+        self
     }
 }
 
@@ -93,19 +106,19 @@ struct ServerStream {
 
 /// What the client does with an open stream.
 #[derive(Debug)]
-enum ClientEvent {
+pub(crate) enum ClientEvent {
     Data(Bytes),
     Finish,
     Signal(SignalRequest),
 }
 
 /// What the task of a stream works with.
-struct Task {
-    stream: u32,
-    frames: FrameSender,
-    window: Window,
-    events: mpsc::UnboundedReceiver<ClientEvent>,
-    allowance: Arc<Mutex<Allowance>>,
+pub(crate) struct Task {
+    pub(crate) stream: u32,
+    pub(crate) frames: FrameSender,
+    pub(crate) window: Window,
+    pub(crate) events: mpsc::UnboundedReceiver<ClientEvent>,
+    pub(crate) allowance: Arc<Mutex<Allowance>>,
 }
 
 impl Connection {
@@ -182,11 +195,11 @@ impl Connection {
 }
 
 impl Task {
-    fn reply(&self, reply: &Reply) {
+    pub(crate) fn reply(&self, reply: &Reply) {
         self.send(Kind::Reply, reply);
     }
 
-    fn send(&self, kind: Kind, value: &impl serde::Serialize) {
+    pub(crate) fn send(&self, kind: Kind, value: &impl serde::Serialize) {
         match Frame::json(kind, self.stream, value) {
             Ok(frame) => self.frames.send(frame),
             Err(error) => tracing::error!(%error, "an answer can not be sent"),
@@ -194,6 +207,9 @@ impl Task {
     }
 
     async fn run(self, served: &Served, request: Request) {
+        if let Some(calls) = &served.calls {
+            return self.call(calls, request).await;
+        }
         let workspace = &*served.workspace;
         let result = match request {
             Request::Spawn(request) => return self.spawn(workspace, request.into()).await,
@@ -214,6 +230,23 @@ impl Task {
             }
             Request::Rename { from, to } => workspace.rename(&from, &to).await.map(|()| Reply::Done),
             Request::Ping => Ok(Reply::Done),
+            Request::Glob(request) => {
+                return self
+                    .send_events(match &served.file_tools {
+                        Some(tools) => tools.glob(request).await,
+                        None => Err(unsupported("glob")),
+                    })
+                    .await;
+            }
+            Request::Grep(request) => {
+                return self
+                    .send_events(match &served.file_tools {
+                        Some(tools) => tools.grep(request).await,
+                        None => Err(unsupported("grep")),
+                    })
+                    .await;
+            }
+            Request::Unpack(request) => return self.unpack(served, request).await,
         };
         self.reply(&result.unwrap_or_else(|error| Reply::Failed((&error).into())));
     }
@@ -320,7 +353,7 @@ impl Task {
 }
 
 /// The body that a client sends, granting more as it is read.
-fn body_of(
+pub(crate) fn body_of(
     events: mpsc::UnboundedReceiver<ClientEvent>,
     frames: FrameSender,
     id: u32,

@@ -5,6 +5,7 @@
 use std::{
     fs,
     future::Future,
+    io::Write,
     os::{fd::OwnedFd, unix::net::UnixStream as StdUnixStream},
     path::{Path, PathBuf},
     process::{Command as StdCommand, Stdio},
@@ -22,9 +23,11 @@ use tokio::{
 use wsm_conformance::{Subject, Verdict, run_all};
 use wsm_core::{
     Backend, BackendConfig, Command, ErrorKind, ExitStatus, InitProgram, Layer, ManagedWorkspace, OpenedInfo, Outcome,
-    OutcomeKind, ProcessEvent, WorkspaceExt, WorkspaceId,
+    OutcomeKind, ProcessEvent, Workspace, WorkspaceExt, WorkspaceId, byte_stream,
 };
-use wsm_gateway::GatewayLayer;
+use wsm_gateway::{
+    ExecCalls, GatewayClient, GatewayLayer, GlobRequest, GrepRequest, Overwrite, UnpackRequest, WalkOptions,
+};
 use wsm_local::LocalConfig;
 
 /// Much longer than anything takes, and short enough to wait for when a test fails.
@@ -534,7 +537,112 @@ async fn an_empty_root_is_enough() {
     // A program that is there runs, and what it says comes back.
     let version = workspace.exec(Command::new("/wsm-gateway").arg("version")).await.unwrap();
     assert!(version.stdout.to_text().starts_with("wsm-gateway "), "{version:?}");
+
+    let client = workspace.extension(std::any::TypeId::of::<GatewayClient>()).unwrap();
+    let client = client.downcast::<GatewayClient>().unwrap();
+    let found = client.glob(&GlobRequest::new("/**/file")).await.unwrap();
+    assert_eq!(found.entries.iter().map(|entry| entry.path.as_str()).collect::<Vec<_>>(), ["/else/file"]);
+    let walk = WalkOptions::default().with_path("/else");
+    let found = client.grep(&GrepRequest::new("^[23]$").with_walk(walk)).await.unwrap();
+    let lines = found.lines.iter().map(|line| (line.path.as_str(), line.text.as_str()));
+    assert_eq!(lines.collect::<Vec<_>>(), [("/else/file", "2"), ("/else/where", "3")]);
+    for (path, archive) in archives() {
+        let request = UnpackRequest::new(path).with_overwrite(Overwrite::Replace);
+        let unpacked = client.unpack(&request, byte_stream(archive.clone())).await.unwrap();
+        assert_eq!((unpacked.files, unpacked.bytes), (1, 5), "{path}");
+        // Over what is there, too.
+        client.unpack(&request, byte_stream(archive)).await.unwrap();
+        assert_eq!(workspace.read_text(&format!("{path}/d/f"), 10).await.unwrap(), "hello");
+    }
+    let left: Vec<String> = workspace.list(".").await.unwrap().into_iter().map(|entry| entry.name).collect();
+    assert_eq!(left.iter().filter(|name| name.starts_with('.')).count(), 0, "{left:?}");
+
+    // One request in one run of the program, and the searches of the command line, as the inside's own commands.
+    let calls = ExecCalls::new(Arc::clone(&workspace) as Arc<dyn Workspace>, "/wsm-gateway");
+    let called = GatewayClient::over_exec(calls).await.unwrap();
+    assert_eq!(called.grep(&GrepRequest::new("hello")).await.unwrap().lines.len(), 3);
+    let grep = Command::from_argv(["/wsm-gateway", "grep", "hello", "--path", "zip"]);
+    assert_eq!(workspace.exec(grep).await.unwrap().stdout.to_text(), "zip/d/f:1:hello\n");
+    called.close().await;
     workspace.suspend().await.unwrap();
+}
+
+/// The same file in every kind of archive.
+fn archives() -> [(&'static str, Vec<u8>); 3] {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(5);
+    header.set_mode(0o600);
+    let mut builder = tar::Builder::new(Vec::new());
+    builder.append_data(&mut header, "d/f", &b"hello"[..]).unwrap();
+    let tar = builder.into_inner().unwrap();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(&tar).unwrap();
+    let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    zip.start_file("d/f", zip::write::SimpleFileOptions::default()).unwrap();
+    zip.write_all(b"hello").unwrap();
+    [("tar", tar), ("tar.gz", gzip.finish().unwrap()), ("zip", zip.finish().unwrap().into_inner())]
+}
+
+/// Runs the program in a directory, as somebody who may not read everything.
+fn run_in(directory: &Path, args: &[&str], stdin: &[u8]) -> std::process::Output {
+    let mut command = if getuid().is_root() {
+        let copy = directory.join(".wsm-gateway");
+        if !copy.exists() {
+            fs::copy(env!("CARGO_BIN_EXE_wsm-gateway"), &copy).unwrap();
+            fs::set_permissions(directory, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        }
+        let mut setpriv = StdCommand::new("setpriv");
+        setpriv.args(["--reuid=12345", "--regid=12345", "--clear-groups"]).arg(copy);
+        setpriv
+    } else {
+        StdCommand::new(env!("CARGO_BIN_EXE_wsm-gateway"))
+    };
+    command.args(args).current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // One that has enough closes its stdin.
+    let _ = child.stdin.take().unwrap().write_all(stdin);
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn searches_and_archives_work_from_the_command_line() {
+    let scratch = tempfile::tempdir().unwrap();
+    let directory = scratch.path();
+    for name in ["a.rs", "shut/b.rs", "c.txt"] {
+        fs::create_dir_all(directory.join(name).parent().unwrap()).unwrap();
+        fs::write(directory.join(name), "one\nneedle\nthree\n").unwrap();
+    }
+    fs::write(directory.join("binary"), b"\0needle").unwrap();
+    fs::set_permissions(directory.join("shut"), std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+
+    let output = run_in(directory, &["grep", "needle", "-C", "1"], b"");
+    assert_eq!(
+        text(&output.stdout),
+        "a.rs-1-one\na.rs:2:needle\na.rs-3-three\nc.txt-1-one\nc.txt:2:needle\nc.txt-3-three\n"
+    );
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("binary: no text from byte 0 on") && stderr.contains("shut: "), "{stderr}");
+    assert_eq!(output.status.code(), Some(0));
+
+    let output = run_in(directory, &["glob", "**/*.rs", "--json"], b"");
+    let events: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let kinds: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["problem", "entry", "end"]);
+    assert_eq!((events[1]["path"].as_str(), events[2]["problems"].as_u64()), (Some("a.rs"), Some(1)));
+
+    let [_, (_, archive), _] = archives();
+    let output = run_in(directory, &["unpack", "out"], &archive);
+    assert_eq!(text(&output.stdout), "1 files, 0 directories, 0 links, 5 bytes\n", "{}", text(&output.stderr));
+    assert_eq!(fs::read_to_string(directory.join("out/d/f")).unwrap(), "hello");
+    fs::write(directory.join("archive"), &archive).unwrap();
+    let output = run_in(directory, &["unpack", "out", "--file", "archive"], b"");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("not empty"), "{}", text(&output.stderr));
+    let output = run_in(directory, &["grep", "(", "--path", "no"], b"");
+    assert!(text(&output.stderr).contains("fixed_strings"), "{}", text(&output.stderr));
+    fs::set_permissions(directory.join("shut"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
 }
 
 #[tokio::test]

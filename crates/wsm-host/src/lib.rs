@@ -22,4 +22,5 @@ pub use opening::{Opening, Place};
 pub use process::{Environment, Launcher, keep_ends_of_children};
 pub use registry::{Registry, Turn};
 pub use survey::probe_basedir;
+pub use tree::remove_tree;
 pub use workspace::HostWorkspace;

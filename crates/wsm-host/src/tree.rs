@@ -18,7 +18,11 @@ const MAX_ROUNDS: usize = 10_000;
 /// Deletes what `name` in `parent` is. A name that is gone is fine.
 ///
 /// Directories that may not be read or written are made so first, where they belong to us.
-pub(crate) fn remove_tree(parent: &OwnedFd, name: impl Arg + Copy) -> Result<(), Errno> {
+///
+/// # Errors
+///
+/// What the kernel says; `ENOTEMPTY` when somebody keeps filling it.
+pub fn remove_tree(parent: &OwnedFd, name: impl Arg + Copy) -> Result<(), Errno> {
     if !is_directory(parent, name)? {
         return fine_if_gone(unlinkat(parent, name, AtFlags::empty()));
     }

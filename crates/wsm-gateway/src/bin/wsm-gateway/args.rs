@@ -4,9 +4,17 @@ use std::{ffi::OsString, os::fd::RawFd, path::PathBuf};
 
 use wsm_core::WorkspaceId;
 
+use crate::file_args::{FileAction, parse_glob, parse_grep, parse_unpack};
+
 pub(crate) const USAGE: &str = "\
 usage: wsm-gateway serve (--door N [--port N] | --fd N | --socket PATH | --stdio)
                          [--id ID] [--workdir DIR] [--path DIR]...
+       wsm-gateway call [--socket PATH]
+       wsm-gateway glob PATTERN [--limit N] [-i] [--directories | --any] [WHERE]
+       wsm-gateway grep PATTERN [-i] [-F] [-w] [-U] [-l | -c] [-A N] [-B N] [-C N] [-g GLOB] [-t TYPE] [--limit N]
+                        [--max-line-bytes N] [--max-bytes N] [WHERE]
+       wsm-gateway unpack DIR [--file PATH] [--format zip|tar|tar.gz] [--overwrite refuse|replace|merge]
+                        [--max-bytes N] [--max-entries N] [--max-ratio N] [--json]
        wsm-gateway version
 
   --door N       serve every connection that is passed over an inherited unix socket, and end with that
@@ -16,12 +24,22 @@ usage: wsm-gateway serve (--door N [--port N] | --fd N | --socket PATH | --stdio
   --socket PATH  listen on a unix socket, and serve every connection until SIGTERM
   --id ID        the workspace's id
   --workdir DIR  where commands run and relative paths start [the current directory]
-  --path DIR     where commands are looked for first, below the workdir";
+  --path DIR     where commands are looked for first, below the workdir
+
+call reads one request from stdin, a line of JSON and then its body, and answers in frames on stdout:
+
+  --socket PATH  by a gateway that listens there [alone]
+
+WHERE is any of --path DIR, --hidden, --no-ignore, --follow, --max-depth N, --max-entries N, --timeout SECONDS, and --json
+for an answer in lines of JSON. unpack reads the archive from stdin, or from --file.";
 
 /// What to do.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Serve(Serve),
+    Call(Option<PathBuf>),
+    /// Whether to answer in JSON.
+    Files(FileAction, bool),
     Version,
     Help,
 }
@@ -56,6 +74,10 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Action, 
     let action = args.next().ok_or("what to do is missing")?;
     let action = match action.to_str() {
         Some("serve") => return parse_serve(args).map(Action::Serve),
+        Some("call") => return parse_call(args).map(Action::Call),
+        Some("glob") => return parse_glob(args).map(|(action, json)| Action::Files(action, json)),
+        Some("grep") => return parse_grep(args).map(|(action, json)| Action::Files(action, json)),
+        Some("unpack") => return parse_unpack(args).map(|(action, json)| Action::Files(action, json)),
         Some("version" | "--version" | "-V") => Action::Version,
         Some("help" | "--help" | "-h") => Action::Help,
         _ => return Err(format!("`{}` is nothing that can be done", action.display())),
@@ -115,6 +137,19 @@ fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String
     }
 }
 
+fn parse_call(mut args: impl Iterator<Item = OsString>) -> Result<Option<PathBuf>, String> {
+    let mut socket = None;
+    while let Some(arg) = args.next() {
+        if arg != "--socket" {
+            return Err(format!("`call` does not know `{}`", arg.display()));
+        }
+        if socket.replace(args.next().ok_or("`--socket` needs a path")?.into()).is_some() {
+            return Err("`--socket` is there twice".to_owned());
+        }
+    }
+    Ok(socket)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,6 +174,8 @@ mod tests {
         assert_eq!(parse("serve --workdir /w --stdio"), serve(Source::Stdio, Some("/w")));
         assert_eq!(parse("serve --socket /run/s --workdir w"), serve(Source::Socket("/run/s".into()), Some("w")));
         assert_eq!(parse("version"), Ok(Action::Version));
+        assert_eq!(parse("call"), Ok(Action::Call(None)));
+        assert_eq!(parse("call --socket /run/s"), Ok(Action::Call(Some("/run/s".into()))));
     }
 
     #[test]
@@ -175,6 +212,9 @@ mod tests {
             ("serve --door 3 --port 0", "`0`"),
             ("serve --door 3 --port 1 --port 2", "twice"),
             ("serve --stdio --colour", "`--colour`"),
+            ("call --socket", "`--socket` needs"),
+            ("call me", "`me`"),
+            ("glob", "needs a pattern"),
         ] {
             let problem = parse(line).unwrap_err();
             assert!(problem.contains(named), "{line}: {problem}");

@@ -3,8 +3,11 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program talks to who started it")]
 
 mod args;
+mod call;
 mod channel;
 mod door;
+mod file_args;
+mod files;
 mod inherited;
 mod orphans;
 mod port;
@@ -32,12 +35,17 @@ fn main() -> ExitCode {
         Action::Version => {
             println!("wsm-gateway {} (protocol {})", env!("CARGO_PKG_VERSION"), wsm_gateway::PROTOCOL_VERSION);
         }
-        Action::Serve(options) => {
-            if let Err(error) = serve::serve(options) {
-                eprintln!("wsm-gateway: {}", error.report());
-                return if error.code() == port::PORT_IN_USE { PORT_TAKEN.into() } else { ExitCode::FAILURE };
-            }
-        }
+        Action::Serve(options) => return ended(serve::serve(options)),
+        Action::Call(socket) => return ended(call::call(socket)),
+        Action::Files(action, json) => return ended(files::run(action, json)),
+    }
+    ExitCode::SUCCESS
+}
+
+fn ended(result: wsm_core::Result<()>) -> ExitCode {
+    if let Err(error) = result {
+        eprintln!("wsm-gateway: {}", error.report());
+        return if error.code() == port::PORT_IN_USE { PORT_TAKEN.into() } else { ExitCode::FAILURE };
     }
     ExitCode::SUCCESS
 }

@@ -23,7 +23,7 @@ use tokio::{
     time::timeout,
 };
 use wsm_core::{Error, ErrorKind, Result, WorkspaceId, WorkspaceInfo};
-use wsm_gateway::Served;
+use wsm_gateway::{HostFileTools, Served};
 use wsm_host::{Environment, HostWorkspace, Launcher, Opening, Reach};
 
 use crate::{
@@ -51,10 +51,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// protocol.
 pub(crate) fn serve(options: Serve) -> Result<()> {
     let Serve { source, port, id, workdir, path } = options;
-    // Before any command can run: it has the same user, and would otherwise be allowed to take the channel out of this
-    // process, to write into its memory, or to stop it.
-    set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .map_err(|cause| Error::new(ErrorKind::Backend, "can not shut commands out").with_source(cause))?;
+    shut_commands_out()?;
     // Before anything else is opened that could have the number.
     let channel = Channel::open(source)?;
     let port = port.map(Port::open).transpose()?;
@@ -67,8 +64,15 @@ pub(crate) fn serve(options: Serve) -> Result<()> {
     runtime.block_on(run(channel, port, opening))
 }
 
+/// To be called before any command can run: it has the same user, and would otherwise be allowed to take the channel out of
+/// this process, to write into its memory, or to stop it.
+pub(crate) fn shut_commands_out() -> Result<()> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|cause| Error::new(ErrorKind::Backend, "can not shut commands out").with_source(cause))
+}
+
 /// What is served: the directory, and everything else that this process can see.
-fn open(id: WorkspaceId, workdir: Option<PathBuf>, first_on_path: &[PathBuf]) -> Result<Opened> {
+pub(crate) fn open(id: WorkspaceId, workdir: Option<PathBuf>, first_on_path: &[PathBuf]) -> Result<Opened> {
     let given = workdir.unwrap_or_else(|| PathBuf::from("."));
     let unusable = |cause: std::io::Error| {
         Error::invalid("workdir", format!("`{}` can not be worked in", given.display())).with_source(cause)
@@ -102,8 +106,8 @@ fn environment(workdir: &Path, first_on_path: &[PathBuf]) -> Result<Environment>
 
 /// An opened workspace, and what its commands are started by.
 #[derive(Debug)]
-struct Opened {
-    opening: Arc<Opening>,
+pub(crate) struct Opened {
+    pub(crate) opening: Arc<Opening>,
     launcher: Arc<Launcher>,
 }
 
@@ -132,7 +136,8 @@ async fn run(channel: Channel, port: Option<Port>, Opened { opening, launcher }:
         }
     };
     let work = async {
-        let served = Served::new(Arc::new(HostWorkspace::new(Arc::clone(&opening))));
+        let tools = HostFileTools::new(&opening.info().workdir);
+        let served = Served::new(Arc::new(HostWorkspace::new(Arc::clone(&opening)))).with_file_tools(Arc::new(tools));
         let result = tokio::select! {
             result = serve_channel(channel, port, served) => result,
             _ = terminated => Ok(()),

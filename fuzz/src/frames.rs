@@ -1,0 +1,5 @@
+//! Frames of the gateway's protocol.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| wsm_gateway::testing::frames(bytes));

@@ -11,6 +11,8 @@ use wsm_core::{
     RemoveOptions, Result, Signal, WriteOptions,
 };
 
+use crate::mcp_types::McpRequest;
+
 /// Rises with every change that an older side could not read.
 pub const PROTOCOL_VERSION: u32 = 1;
 
@@ -68,6 +70,7 @@ pub(crate) enum Request {
     MakeDir { path: String },
     Remove { path: String, recursive: bool, missing_ok: bool },
     Rename { from: String, to: String },
+    Mcp(McpRequest),
     Ping,
 }
 
@@ -214,7 +217,7 @@ pub(crate) struct WireError {
 }
 
 /// The codes and fields that callers know. Anything else travels as the kind's own name.
-const CODES: [&str; 10] = [
+const CODES: [&str; 15] = [
     "program_not_found",
     "program_not_executable",
     "path_outside",
@@ -225,8 +228,13 @@ const CODES: [&str; 10] = [
     "too_large",
     "not_utf8",
     "gateway_version",
+    "mcp_server_unknown",
+    "mcp_start_failed",
+    "mcp_server_ended",
+    "mcp_request_failed",
+    "mcp_unauthorized",
 ];
-const FIELDS: [&str; 6] = ["command", "cwd", "env", "stdin", "timeout", "path"];
+const FIELDS: [&str; 10] = ["command", "cwd", "env", "stdin", "timeout", "path", "name", "url", "headers", "arguments"];
 
 impl From<&Error> for WireError {
     fn from(error: &Error) -> Self {

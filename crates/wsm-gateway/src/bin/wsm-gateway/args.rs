@@ -3,13 +3,14 @@
 use std::{ffi::OsString, os::fd::RawFd, path::PathBuf};
 
 pub(crate) const USAGE: &str = "\
-usage: wsm-gateway serve (--fd N | --socket PATH | --stdio) [--workdir DIR]
+usage: wsm-gateway serve (--fd N | --socket PATH | --stdio) [--workdir DIR] [--mcp-servers N]
        wsm-gateway version
 
   --fd N         serve one connection over an inherited unix socket, and end with it
   --stdio        serve one connection over stdin and stdout, and end with it
   --socket PATH  listen on a unix socket, and serve every connection until SIGTERM
-  --workdir DIR  where commands run and relative paths start [the current directory]";
+  --workdir DIR  where commands run and relative paths start [the current directory]
+  --mcp-servers N  how many MCP servers may live at once [16]";
 
 /// What to do.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,6 +25,7 @@ pub(crate) enum Action {
 pub(crate) struct Serve {
     pub(crate) source: Source,
     pub(crate) workdir: Option<PathBuf>,
+    pub(crate) mcp_servers: Option<usize>,
 }
 
 /// Where connections come from.
@@ -54,7 +56,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Action, 
 }
 
 fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String> {
-    let (mut sources, mut workdir) = (Vec::new(), None);
+    let (mut sources, mut workdir, mut mcp_servers) = (Vec::new(), None, None);
     while let Some(arg) = args.next() {
         let mut value = |what: &str| args.next().ok_or(format!("`{}` needs {what}", arg.display()));
         match arg.to_str() {
@@ -72,11 +74,18 @@ fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String
                     return Err("`--workdir` is there twice".to_owned());
                 }
             }
+            Some("--mcp-servers") => {
+                let number = value("a number")?;
+                let parsed = number.to_str().and_then(|text| text.parse().ok()).filter(|&number| number > 0);
+                let problem =
+                    || format!("`--mcp-servers` needs a number from 1 on, and `{}` is none", number.display());
+                mcp_servers = Some(parsed.ok_or_else(problem)?);
+            }
             _ => return Err(format!("`serve` does not know `{}`", arg.display())),
         }
     }
     match (sources.pop(), sources.pop()) {
-        (Some(source), None) => Ok(Serve { source, workdir }),
+        (Some(source), None) => Ok(Serve { source, workdir, mcp_servers }),
         _ => Err("`serve` needs one of `--fd`, `--socket` and `--stdio`".to_owned()),
     }
 }
@@ -91,11 +100,17 @@ mod tests {
 
     #[test]
     fn every_way_to_serve_is_understood() {
-        let serve =
-            |source, workdir: Option<&str>| Ok(Action::Serve(Serve { source, workdir: workdir.map(PathBuf::from) }));
+        let serve = |source, workdir: Option<&str>| {
+            let workdir = workdir.map(PathBuf::from);
+            Ok(Action::Serve(Serve { source, workdir, mcp_servers: None }))
+        };
         assert_eq!(parse("serve --fd 3"), serve(Source::Fd(3), None));
         assert_eq!(parse("serve --workdir /w --stdio"), serve(Source::Stdio, Some("/w")));
         assert_eq!(parse("serve --socket /run/s --workdir w"), serve(Source::Socket("/run/s".into()), Some("w")));
+        assert_eq!(
+            parse("serve --mcp-servers 3 --stdio"),
+            Ok(Action::Serve(Serve { source: Source::Stdio, workdir: None, mcp_servers: Some(3) }))
+        );
         assert_eq!(parse("version"), Ok(Action::Version));
     }
 
@@ -112,6 +127,8 @@ mod tests {
             ("serve --fd x", "`x`"),
             ("serve --stdio --workdir", "`--workdir` needs"),
             ("serve --stdio --workdir a --workdir b", "twice"),
+            ("serve --stdio --mcp-servers 0", "from 1 on"),
+            ("serve --stdio --mcp-servers many", "`many`"),
             ("serve --stdio --port 1", "`--port`"),
         ] {
             let problem = parse(line).unwrap_err();

@@ -18,7 +18,7 @@ use tokio::{
     task::JoinSet,
 };
 use wsm_core::{Error, ErrorKind, Result, WorkspaceId, WorkspaceInfo};
-use wsm_gateway::Served;
+use wsm_gateway::{McpLimits, McpRegistry, Served};
 use wsm_host::{Environment, HostWorkspace, Launcher, Opening, Reach};
 
 use crate::{
@@ -41,7 +41,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// `invalid_input` when something about the options can not be used; `backend` when the other side does not keep to the
 /// protocol.
 pub(crate) fn serve(options: Serve) -> Result<()> {
-    let Serve { source, workdir } = options;
+    let Serve { source, workdir, mcp_servers } = options;
     // Before any command can run: it has the same user, and would otherwise be allowed to take the channel out of this
     // process, to write into its memory, or to stop it.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
@@ -54,7 +54,7 @@ pub(crate) fn serve(options: Serve) -> Result<()> {
         .max_blocking_threads(BLOCKING_THREADS)
         .build()
         .map_err(|cause| Error::new(ErrorKind::Backend, "no runtime can be made").with_source(cause))?;
-    runtime.block_on(run(channel, opening))
+    runtime.block_on(run(channel, opening, mcp_servers))
 }
 
 /// What is served: the directory, and everything else that this process can see.
@@ -90,7 +90,7 @@ struct Opened {
     launcher: Arc<Launcher>,
 }
 
-async fn run(channel: Channel, Opened { opening, launcher }: Opened) -> Result<()> {
+async fn run(channel: Channel, Opened { opening, launcher }: Opened, mcp_servers: Option<usize>) -> Result<()> {
     let mut terminated = signal(SignalKind::terminate())
         .map_err(|cause| Error::new(ErrorKind::Backend, "can not hear of `SIGTERM`").with_source(cause))?;
     // Orphans come to the first process, and to no other.
@@ -101,12 +101,18 @@ async fn run(channel: Channel, Opened { opening, launcher }: Opened) -> Result<(
             None => std::future::pending().await,
         }
     };
+    let host = Arc::new(HostWorkspace::new(Arc::clone(&opening)));
+    let mut limits = McpLimits::default();
+    limits.max_servers = mcp_servers.unwrap_or(limits.max_servers);
+    let mcp = McpRegistry::new(Arc::clone(&host), limits)?;
     let work = async {
-        let served = Served::new(Arc::new(HostWorkspace::new(Arc::clone(&opening))));
+        let served = Served::new(host).with_mcp(mcp.clone());
         let result = tokio::select! {
             result = serve_channel(channel, served) => result,
             _ = terminated.recv() => Ok(()),
         };
+        // Before what they run in ends, so that they have their chance to end by themselves.
+        mcp.close().await;
         opening.end().await.and(result)
     };
     tokio::select! {

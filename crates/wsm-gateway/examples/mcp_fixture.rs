@@ -82,7 +82,8 @@ fn send(message: &Value) {
 fn record(what: &str) {
     if let Some(path) = std::env::var_os("FIXTURE_RECORD") {
         let mut file = std::fs::File::options().create(true).append(true).open(path).unwrap();
-        writeln!(file, "{what}").unwrap();
+        // In one piece, since threads do this at once.
+        file.write_all(format!("{what}\n").as_bytes()).unwrap();
     }
 }
 

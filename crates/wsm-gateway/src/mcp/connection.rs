@@ -16,6 +16,7 @@ use rmcp::{
         Implementation, ListToolsRequest, PaginatedRequestParams, ServerResult, Tool,
     },
     service::{NotificationContext, Peer, PeerRequestOptions, RequestHandle, ServiceError},
+    transport::{DynamicTransportError, streamable_http_client::StreamableHttpError},
 };
 use serde_json::{Map, Value};
 use tokio::time::{sleep, timeout};
@@ -163,10 +164,11 @@ impl Connection {
     async fn request(&self, request: ClientRequest, limit: Duration, what: &str) -> Result<ServerResult> {
         let late = sleep(limit);
         tokio::pin!(late);
+        let sessions = self.sessions.load(Ordering::Relaxed);
         let sending = self.peer.send_cancellable_request(request, PeerRequestOptions::no_options());
         let handle = tokio::select! {
             biased;
-            handle = sending => handle.map_err(|error| self.failed(what, error))?,
+            handle = sending => handle.map_err(|error| self.failed(what, error, sessions))?,
             () = self.over.cancelled() => return Err(self.ended(what)),
             () = &mut late => return Err(self.late(what, limit)),
         };
@@ -178,7 +180,7 @@ impl Connection {
                 pending.handle = None;
                 match answer {
                     Ok(Ok(result)) => Ok(result),
-                    Ok(Err(error)) => Err(self.failed(what, error)),
+                    Ok(Err(error)) => Err(self.failed(what, error, sessions)),
                     Err(_) => Err(self.ended(what)),
                 }
             }
@@ -217,8 +219,15 @@ impl Connection {
         Error::new(ErrorKind::Backend, message).with_code("mcp_request_failed")
     }
 
-    fn failed(&self, what: &str, error: ServiceError) -> Error {
+    /// `sessions` is how often an HTTP server had been said hello to when the request was made.
+    fn failed(&self, what: &str, error: ServiceError, sessions: u64) -> Error {
         match error {
+            // What the SDK answers in the place of a session that is over.
+            ServiceError::McpError(ErrorData { code: ErrorCode::INTERNAL_ERROR, data: None, .. })
+                if self.sessions.load(Ordering::Relaxed) != sessions =>
+            {
+                self.ended(what)
+            }
             ServiceError::McpError(error) => self.answered(what, &error),
             ServiceError::TransportClosed | ServiceError::Cancelled { .. } => self.ended(what),
             error if error.is_authorization_required() => {
@@ -226,7 +235,11 @@ impl Connection {
                 Error::new(ErrorKind::PermissionDenied, message).with_code("mcp_unauthorized")
             }
             error => {
-                let problem = format!("MCP server `{}`: {what} was not answered: {}", self.name, causes(&error));
+                let why = match &error {
+                    ServiceError::TransportSend(error) => causes(error),
+                    error => causes(error),
+                };
+                let problem = format!("MCP server `{}`: {what} was not answered: {why}", self.name);
                 self.log.problem(problem.clone());
                 Error::new(ErrorKind::Unavailable, problem).with_code("mcp_request_failed")
             }
@@ -250,15 +263,25 @@ impl Connection {
 }
 
 /// An error and what caused it, as far as that adds anything.
-pub(super) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
+pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = String::new();
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        // These two only say that something is wrong with what they hold.
+        if let Some(transport) = cause.downcast_ref::<DynamicTransportError>() {
+            next = Some(transport.error.as_ref());
+            continue;
+        }
+        if let Some(StreamableHttpError::Client(client)) = cause.downcast_ref::<StreamableHttpError<reqwest::Error>>() {
+            next = Some(client);
+            continue;
+        }
         let cause_text = cause.to_string();
         if !text.contains(&cause_text) {
-            text.push_str(&format!(": {cause_text}"));
+            let colon = if text.is_empty() { "" } else { ": " };
+            text.push_str(&format!("{colon}{cause_text}"));
         }
-        source = cause.source();
+        next = cause.source();
     }
     text
 }

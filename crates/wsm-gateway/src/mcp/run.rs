@@ -166,7 +166,11 @@ impl Starter {
                 Ok(Err(error)) => {
                     // A program that takes no input has mostly ended.
                     let is_cut_off = matches!(error, ClientInitializeError::TransportError { .. });
-                    Err(Fault { kind: ErrorKind::Backend, reason: causes(&error), is_cut_off })
+                    let reason = match &error {
+                        ClientInitializeError::TransportError { error, .. } => causes(error),
+                        error => causes(error),
+                    };
+                    Err(Fault { kind: ErrorKind::Backend, reason, is_cut_off })
                 }
                 Err(_) => Err(fault(ErrorKind::Timeout, format!("it did not answer `initialize` within {limit:?}"))),
             },

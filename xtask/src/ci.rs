@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::{
-    gateway,
+    gateway, mcp,
     run::{command, is_installed, run, run_command},
     setup, tidy,
 };
@@ -18,7 +18,7 @@ enum Outcome {
     Skipped(&'static str),
 }
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 13] = [
     ("setup", || setup::setup().map(|()| Outcome::Done)),
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])),
@@ -30,6 +30,15 @@ const STEPS: [Step; 11] = [
         cargo(&[&lint[..], &["--", "--deny", "warnings"]].concat())?;
         let program = ["test", "--package", "wsm-gateway", "--features", "program", "--locked"];
         cargo(&[&program[..], &["--bin", "wsm-gateway", "--test", "program"]].concat())
+    }),
+    ("setup of MCP servers", || mcp::setup().map(|()| Outcome::Done)),
+    ("test the gateway's MCP", || {
+        let build = ["build", "--package", "wsm-gateway", "--features", "program", "--locked"];
+        cargo(&[&build[..], &["--example", "mcp_fixture"]].concat())?;
+        let tests = ["test", "--package", "wsm-gateway", "--features", "program", "--locked"];
+        let mut tests = command("cargo", &[&tests[..], &["--test", "mcp", "--test", "mcp_program"]].concat());
+        run_command(tests.env("WSM_REQUIRE", "mcp"))?;
+        Ok(Outcome::Done)
     }),
     ("every backend alone", || {
         // Who wants one backend compiles neither the others nor the service.

@@ -6,6 +6,7 @@ mod bench;
 mod ci;
 mod client;
 mod gateway;
+mod mcp;
 mod run;
 mod setup;
 mod tidy;
@@ -25,7 +26,10 @@ enum Task {
     /// Everything that must hold before a change lands, on a fresh machine.
     Ci,
     /// Installs what the build and the tests need (Debian packages, as root).
-    Setup,
+    Setup {
+        /// What else to install.
+        what: Option<Extra>,
+    },
     /// Checks what the compiler and the linter do not: which crate knows which, and how the tree is kept.
     Tidy,
     /// Measures the service end to end, and the manager at scale.
@@ -40,10 +44,18 @@ enum Task {
     Codegen,
 }
 
+/// What only some tests need.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Extra {
+    /// The MCP servers of others that the gateway is tested with.
+    Mcp,
+}
+
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().task {
         Task::Ci => ci::ci(),
-        Task::Setup => setup::setup(),
+        Task::Setup { what: None } => setup::setup(),
+        Task::Setup { what: Some(Extra::Mcp) } => mcp::setup(),
         Task::Tidy => tidy::tidy(),
         Task::Bench { seconds } => bench::bench(std::time::Duration::from_secs(seconds)),
         Task::Gateway => gateway::gateway(),

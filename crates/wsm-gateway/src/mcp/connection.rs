@@ -226,7 +226,12 @@ impl Connection {
             ServiceError::McpError(ErrorData { code: ErrorCode::INTERNAL_ERROR, data: None, .. })
                 if self.sessions.load(Ordering::Relaxed) != sessions =>
             {
-                self.ended(what)
+                let message = format!(
+                    "MCP server `{}` forgot the session before it had answered {what}: nobody knows how far it got, and \
+                     what the server remembered is lost",
+                    self.name
+                );
+                Error::new(ErrorKind::Unavailable, message).with_code("mcp_server_ended")
             }
             ServiceError::McpError(error) => self.answered(what, &error),
             ServiceError::TransportClosed | ServiceError::Cancelled { .. } => self.ended(what),

@@ -11,10 +11,10 @@ use std::{
 
 use futures::stream::BoxStream;
 use http::{HeaderName, HeaderValue};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use reqwest::redirect::{Attempt, Policy};
 use rmcp::{
-    model::{ClientJsonRpcMessage, ClientRequest},
+    model::{ClientJsonRpcMessage, ClientRequest, ServerJsonRpcMessage},
     transport::{
         StreamableHttpClientTransport,
         streamable_http_client::{
@@ -76,20 +76,50 @@ impl RuntimeHeaders {
     }
 }
 
-/// A client for all servers behind URLs.
-///
-/// # Errors
-///
-/// `backend` when this machine can not do that.
-pub(super) fn client() -> Result<reqwest::Client> {
+/// The one client for all servers behind URLs. It costs memory, so there is none before there is such a server.
+#[derive(Debug, Default)]
+pub(super) struct SharedClient(Mutex<Option<reqwest::Client>>);
+
+impl SharedClient {
+    /// The client.
+    ///
+    /// # Errors
+    ///
+    /// `backend` when this machine can not do that.
+    pub(super) fn get(&self) -> Result<reqwest::Client> {
+        let mut shared = self.0.lock();
+        let client = match &*shared {
+            Some(client) => client.clone(),
+            None => client()?,
+        };
+        Ok(shared.insert(client).clone())
+    }
+}
+
+fn client() -> Result<reqwest::Client> {
     let builder = reqwest::Client::builder()
         .connect_timeout(CONNECT_LIMIT)
         .pool_max_idle_per_host(IDLE_CONNECTIONS)
         .pool_idle_timeout(IDLE_LIMIT)
         .redirect(Policy::custom(follow));
+    #[cfg(feature = "tls")]
+    let builder = builder.tls_backend_preconfigured(tls()?);
     builder.build().map_err(|error| {
         Error::new(ErrorKind::Backend, "no HTTP client can be made for MCP servers").with_source(error.without_url())
     })
+}
+
+/// Trusts whom this machine trusts: `SSL_CERT_FILE`, or the certificates that the system has.
+#[cfg(feature = "tls")]
+fn tls() -> Result<rustls::ClientConfig> {
+    use rustls_platform_verifier::BuilderVerifierExt;
+
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.and_then(|config| config.with_platform_verifier());
+    Ok(config
+        .map_err(|error| Error::new(ErrorKind::Backend, "TLS can not be used for MCP servers").with_source(error))?
+        .with_no_client_auth())
 }
 
 /// Headers go along with a redirect, so it must not lead to anybody else.
@@ -111,8 +141,10 @@ fn follow(attempt: Attempt<'_>) -> reqwest::redirect::Action {
 /// `invalid_input` for what is no URL of HTTP.
 pub(super) fn check_url(url: &str) -> Result<()> {
     let problem = match reqwest::Url::parse(url) {
-        Ok(url) if url.scheme() == "https" => "needs TLS, which this gateway is built without",
-        Ok(url) if url.scheme() == "http" => return Ok(()),
+        Ok(url) if url.scheme() == "https" && !cfg!(feature = "tls") => {
+            "needs TLS, which this gateway is built without"
+        }
+        Ok(url) if matches!(url.scheme(), "http" | "https") => return Ok(()),
         Ok(_) => "is not one of `http` or `https`",
         Err(_) => "is no URL",
     };
@@ -188,12 +220,30 @@ impl StreamableHttpClient for HttpClient {
             &message,
             ClientJsonRpcMessage::Request(request) if matches!(request.request, ClientRequest::InitializeRequest(_))
         );
+        let request = match &message {
+            ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),
+            _ => None,
+        };
+        let had_session = session.is_some();
         let headers = self.with_own(headers);
         let posted = self.client.post_message_with_response_limits(uri, message, session, token, headers, limits).await;
         if is_hello && posted.is_ok() {
             self.sessions.fetch_add(1, Ordering::Relaxed);
         }
-        posted.map_err(without_url)
+        match posted.map_err(without_url)? {
+            StreamableHttpPostResponse::Json(ServerJsonRpcMessage::Error(mut error), session)
+                if error.id.is_none() && request.is_some() =>
+            {
+                // It was not even read as a request, so that it has done nothing. Servers that have been restarted say so
+                // instead of the 404 that the protocol wants.
+                if had_session && error.error.message.to_ascii_lowercase().contains("session") {
+                    return Err(StreamableHttpError::SessionExpired);
+                }
+                error.id = request;
+                Ok(StreamableHttpPostResponse::Json(ServerJsonRpcMessage::Error(error), session))
+            }
+            response => Ok(response),
+        }
     }
 
     async fn delete_session(

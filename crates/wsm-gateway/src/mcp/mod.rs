@@ -77,13 +77,9 @@ struct Inner {
 
 impl McpRegistry {
     /// No servers yet. Programs are started in `host`, and end with it at the latest.
-    ///
-    /// # Errors
-    ///
-    /// `backend` when this machine can not talk HTTP.
-    pub fn new(host: Arc<HostWorkspace>, limits: McpLimits) -> Result<Self> {
-        let starter = Starter { host, http: http::client()?, limits, tasks: TaskTracker::new() };
-        Ok(Self(Arc::new(Inner { starter, servers: Mutex::default(), closed: CancellationToken::new() })))
+    pub fn new(host: Arc<HostWorkspace>, limits: McpLimits) -> Self {
+        let starter = Starter { host, http: Arc::default(), limits, tasks: TaskTracker::new() };
+        Self(Arc::new(Inner { starter, servers: Mutex::default(), closed: CancellationToken::new() }))
     }
 
     /// Ends all servers and waits for them. Nothing is started any more.

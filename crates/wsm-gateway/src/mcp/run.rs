@@ -20,7 +20,7 @@ use wsm_host::HostWorkspace;
 use super::{
     McpLimits,
     connection::{Connection, Handler, ToolCache, causes},
-    http::HttpClient,
+    http::{HttpClient, SharedClient},
     lines::Lines,
     server::{Failure, Server},
     tail::Log,
@@ -39,7 +39,7 @@ const FAREWELL_LIMIT: Duration = Duration::from_secs(6);
 #[derive(Debug, Clone)]
 pub(super) struct Starter {
     pub(super) host: Arc<HostWorkspace>,
-    pub(super) http: reqwest::Client,
+    pub(super) http: Arc<SharedClient>,
     pub(super) limits: McpLimits,
     pub(super) tasks: TaskTracker,
 }
@@ -105,7 +105,10 @@ impl Starter {
             }
             McpTransport::Http { url } => {
                 let (headers, sessions) = (Arc::clone(&server.headers), Arc::clone(&server.sessions));
-                let client = HttpClient::new(self.http.clone(), headers, sessions);
+                let client = self.http.get();
+                let client =
+                    client.map_err(|error| server.start_failure(error.report().to_string(), None, error.kind()))?;
+                let client = HttpClient::new(client, headers, sessions);
                 let transport = client.transport(url, self.limits.max_message);
                 (None, Self::hello(limit, stop, serve_client_with_ct(handler, transport, ct.clone()).boxed()).await)
             }

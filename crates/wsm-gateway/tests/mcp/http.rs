@@ -38,6 +38,8 @@ struct Seen {
     /// Whether it wants `Authorization: Bearer good`.
     is_locked: bool,
     deleted: Vec<String>,
+    /// Whether it answers to forgotten sessions as some servers do, and not as the protocol wants.
+    is_odd: bool,
     elsewhere: Option<SocketAddr>,
 }
 
@@ -118,6 +120,10 @@ async fn mcp(State(seen): State<Shared>, method: Method, headers: HeaderMap, bod
         return ([("mcp-session-id", id)], answer(&message, &result)).into_response();
     }
     let Some(session) = session.filter(|session| seen.lock().sessions.contains(session)) else {
+        if seen.lock().is_odd {
+            let error = json!({"code": -32000, "message": "Bad Request: No valid session ID provided"});
+            return refusal(&error).into_response();
+        }
         return StatusCode::NOT_FOUND.into_response();
     };
     if message["id"].is_null() {
@@ -142,6 +148,7 @@ async fn mcp(State(seen): State<Shared>, method: Method, headers: HeaderMap, bod
         }
         "huge" => "x".repeat(MAX_MESSAGE + 1),
         "broken" => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        "unread" => return refusal(&json!({"code": -32700, "message": "it can not be read"})).into_response(),
         "garbage" => return ([(header::CONTENT_TYPE, "application/json")], "<html>hello</html>").into_response(),
         other => other.to_owned(),
     };
@@ -158,6 +165,12 @@ fn message_of(request: &Value, result: &Value) -> String {
 
 fn answer(request: &Value, result: &Value) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], message_of(request, result))
+}
+
+/// An answer to a request that nobody has read as one.
+fn refusal(error: &Value) -> impl IntoResponse {
+    let body = json!({"jsonrpc": "2.0", "id": null, "error": error}).to_string();
+    (StatusCode::BAD_REQUEST, [(header::CONTENT_TYPE, "application/json")], body)
 }
 
 fn bearer(token: &str) -> McpHeaders {
@@ -215,7 +228,14 @@ async fn credentials_that_are_refused_are_told_apart_and_can_be_replaced() {
 
 #[tokio::test]
 async fn h04_a_forgotten_session_is_begun_anew_once_and_the_call_says_so() {
+    for is_odd in [false, true] {
+        a_forgotten_session_is_begun_anew(is_odd).await;
+    }
+}
+
+async fn a_forgotten_session_is_begun_anew(is_odd: bool) {
     let (setup, server) = (setup().await, HttpServer::start().await);
+    server.seen.lock().is_odd = is_odd;
     let key = key("session", "web");
     setup.mcp.register(&key, &server.spec("/mcp"), &McpHeaders::new()).await.unwrap();
     assert_eq!(setup.text(&key, "count", json!({})).await, "1");
@@ -288,6 +308,8 @@ async fn answers_that_can_not_be_taken_are_errors_of_their_call() {
         assert!(error.message().len() < 1000 && !error.message().contains("http://"), "{error}");
         assert_eq!(setup.text(&key, "count2", json!({})).await, "count2");
     }
+    let unread = setup.call(&key, "unread", json!({})).await.unwrap_err();
+    assert!(unread.message().contains("it can not be read"), "{unread}");
     let late = setup.mcp.call(&key, "slow", object(json!({})), Some(Duration::from_millis(200)));
     assert_eq!(timeout(PATIENCE, late).await.unwrap().unwrap_err().kind(), ErrorKind::Timeout);
     eventually("it was told", async || server.count("notifications/cancelled") == 1).await;

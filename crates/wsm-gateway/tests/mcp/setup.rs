@@ -50,7 +50,7 @@ pub(crate) async fn setup_with(change: impl FnOnce(&mut McpLimits)) -> Setup {
     limits.max_message = MAX_MESSAGE;
     limits.exit_grace = Duration::from_millis(500);
     change(&mut limits);
-    let registry = McpRegistry::new(Arc::clone(&host), limits).unwrap();
+    let registry = McpRegistry::new(Arc::clone(&host), limits);
     let served = Served::new(host).with_mcp(registry.clone());
     let connections = Arc::new(Mutex::new(JoinSet::new()));
     let serving = Arc::clone(&connections);

@@ -104,7 +104,7 @@ async fn run(channel: Channel, Opened { opening, launcher }: Opened, mcp_servers
     let host = Arc::new(HostWorkspace::new(Arc::clone(&opening)));
     let mut limits = McpLimits::default();
     limits.max_servers = mcp_servers.unwrap_or(limits.max_servers);
-    let mcp = McpRegistry::new(Arc::clone(&host), limits)?;
+    let mcp = McpRegistry::new(Arc::clone(&host), limits);
     let work = async {
         let served = Served::new(host).with_mcp(mcp.clone());
         let result = tokio::select! {

@@ -131,7 +131,8 @@ async fn main() {
     compare("fixture, a few bytes", &fixture, "echo", json!({"text": "hello"}), CALLS).await;
     compare("fixture, answers of 64 KiB", &fixture, "big", json!({"bytes": 64 << 10}), CALLS).await;
     compare("fixture, answers of 1 MiB", &fixture, "big", json!({"bytes": 1 << 20}), CALLS / 10).await;
-    let everything = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/mcp/node_modules/.bin/mcp-server-everything");
+    let everything =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/mcp/node_modules/.bin/mcp-server-everything");
     match everything.is_file() {
         true => {
             let everything = [everything.to_str().unwrap()];

@@ -97,7 +97,13 @@ fn flood(bytes: usize) {
 }
 
 fn tool(name: &str) -> Value {
-    json!({"name": name, "description": format!("the tool {name}"), "inputSchema": {"type": "object"}})
+    json!({
+        "name": name,
+        "description": format!("the tool {name}"),
+        "inputSchema": {"type": "object"},
+        "annotations": {"readOnlyHint": true, "newHint": 1},
+        "execution": {"taskSupport": "forbidden"},
+    })
 }
 
 fn text(text: impl Into<String>) -> Value {
@@ -171,6 +177,7 @@ impl Server {
                     {"type": "audio", "data": "AAECAw==", "mimeType": "audio/wav"},
                     {"type": "resource_link", "uri": "file:///a", "name": "a"},
                     {"type": "resource", "resource": {"uri": "file:///b", "mimeType": "text/plain", "text": "b"}},
+                    {"type": "hologram", "depth": 3},
                 ],
                 "structuredContent": {"list": [1, 2.5, null, true], "big": 9_007_199_254_740_993_u64},
                 "isError": true,

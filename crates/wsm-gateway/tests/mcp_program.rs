@@ -8,16 +8,21 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixStream as StdUnixStream},
     path::{Path, PathBuf},
     process::{Command as StdCommand, Stdio},
+    sync::Arc,
     time::Duration,
 };
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::{
-    io::AsyncReadExt,
-    net::UnixStream,
+    net::{TcpListener, TcpStream, UnixStream},
     process::{Child, Command as Program},
+    task::JoinSet,
     time::{sleep, timeout},
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{ServerConfig, crypto::ring, pki_types::PrivateKeyDer},
 };
 use wsm_core::{AgentId, ErrorKind, SessionId};
 use wsm_gateway::{GatewayClient, Io, McpClient, McpHeaders, McpServerKey, McpServerSpec, McpState};
@@ -159,6 +164,19 @@ async fn h02_a_hundred_crashes_leave_no_zombie_no_thread_and_no_open_file() {
         }
     };
     assert!(timeout(PATIENCE, ended).await.is_ok(), "{} zombies", zombies());
+    gateway.close().await;
+}
+
+#[tokio::test]
+async fn it_is_small_for_as_long_as_nobody_asks_for_anything() {
+    let gateway = Gateway::start().await;
+    gateway.client.ping().await.unwrap();
+    let resident = gateway.kib("VmRSS");
+    println!("idle: {resident} KiB");
+    if program().as_os_str() == env!("CARGO_BIN_EXE_wsm-gateway") {
+        return skip("gateway", "only the static program is made to be small: `cargo xtask gateway`");
+    }
+    assert!(resident <= 4 << 10, "{resident} KiB");
     gateway.close().await;
 }
 
@@ -348,37 +366,89 @@ async fn a_server_in_python_tells_the_time() {
     gateway.close().await;
 }
 
+/// The reference server, listening on a port.
+async fn listen(servers: &Path, port: u16) -> Child {
+    let mut server = Program::new(servers.join("node_modules/.bin/mcp-server-everything"));
+    server.arg("streamableHttp").env("PORT", port.to_string()).kill_on_drop(true);
+    let server = server.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let listening = async {
+        while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, listening).await.unwrap();
+    server
+}
+
+fn free_port() -> u16 {
+    StdTcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn servers_behind_https_are_reached_when_their_certificate_is_trusted() {
+    let Some(servers) = servers() else { return };
+    let port = free_port();
+    let _server = listen(&servers, port).await;
+    // Ends TLS in front of it.
+    let certified = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let key = PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
+    let config = ServerConfig::builder_with_provider(ring::default_provider().into())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certified.cert.der().clone()], key)
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut proxies = JoinSet::new();
+    proxies.spawn(async move {
+        let mut connections = JoinSet::new();
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let acceptor = acceptor.clone();
+            connections.spawn(async move {
+                let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                let mut server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut stream, &mut server).await;
+            });
+        }
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let trusted = directory.path().join("trusted.pem");
+    fs::write(&trusted, certified.cert.pem()).unwrap();
+    let mut trusting = Program::new(program());
+    trusting.env("SSL_CERT_FILE", &trusted);
+    let gateway = Gateway::start_as(trusting).await;
+    let spec = McpServerSpec::http(format!("https://localhost:{}/mcp", address.port()));
+    let key = McpServerKey::new(AgentId::new("agent").unwrap(), SessionId::new("session").unwrap(), "https");
+    match gateway.mcp.register(&key, &spec, &McpHeaders::new()).await {
+        Err(error) if error.message().contains("needs TLS") => return skip("tls", "the program is built without TLS"),
+        registered => drop(registered.unwrap()),
+    }
+    assert_eq!(gateway.call(&key, "echo", json!({"message": "1"})).await.text(), "Echo: 1");
+    gateway.close().await;
+
+    let gateway = Gateway::start().await;
+    let error = gateway.mcp.register(&key, &spec, &McpHeaders::new()).await.unwrap_err();
+    assert!(error.message().contains("certificate"), "{error}");
+    gateway.close().await;
+}
+
 #[tokio::test]
 async fn the_reference_server_is_reached_over_http_and_found_again_after_its_restart() {
     let Some(servers) = servers() else { return };
-    let port = StdTcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let start = async || {
-        let mut server = Program::new(servers.join("node_modules/.bin/mcp-server-everything"));
-        server.arg("streamableHttp").env("PORT", port.to_string()).kill_on_drop(true);
-        let mut server = server.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let mut stderr = server.stderr.take().unwrap();
-        let mut said = String::new();
-        let listening = async {
-            while !said.contains("listening on port") {
-                let mut piece = [0; 1024];
-                let length = stderr.read(&mut piece).await.unwrap();
-                assert!(length > 0, "it ended: {said}");
-                said.push_str(&String::from_utf8_lossy(&piece[..length]));
-            }
-        };
-        timeout(PATIENCE, listening).await.unwrap();
-        (server, stderr)
-    };
-    let mut running = start().await;
+    let port = free_port();
+    let mut running = listen(&servers, port).await;
     let gateway = Gateway::start().await;
     let spec = McpServerSpec::http(format!("http://127.0.0.1:{port}/mcp"));
     let key = gateway.register("everything", &spec).await;
     assert_eq!(gateway.call(&key, "echo", json!({"message": "1"})).await.text(), "Echo: 1");
     assert!(gateway.mcp.tools(&key).await.unwrap().len() > 5);
-    running.0.kill().await.unwrap();
+    running.kill().await.unwrap();
     let down = gateway.mcp.call(&key, "echo", object(json!({"message": "2"})), Some(Duration::from_secs(5))).await;
     assert!(down.is_err(), "{down:?}");
-    let _again = start().await;
+    let _again = listen(&servers, port).await;
     let again = gateway.call(&key, "echo", json!({"message": "3"})).await;
     assert_eq!(again.text(), "Echo: 3");
     assert!(again.state_lost.unwrap().contains("forgotten"));

@@ -13,17 +13,18 @@ use rmcp::{
     ClientHandler, RoleClient,
     model::{
         CallToolRequest, CallToolRequestParams, ClientCapabilities, ClientConfig, ClientRequest, ErrorCode, ErrorData,
-        Implementation, ListToolsRequest, PaginatedRequestParams, ServerResult, Tool,
+        Implementation, ListToolsRequest, PaginatedRequestParams, ServerResult,
     },
     service::{NotificationContext, Peer, PeerRequestOptions, RequestHandle, ServiceError},
     transport::{DynamicTransportError, streamable_http_client::StreamableHttpError},
 };
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use wsm_core::{Error, ErrorKind, Result};
 
-use super::{lines::TOO_LONG, tail::Log};
+use super::{lines::TOO_LONG, tail::Log, whole::unwrapped};
 use crate::mcp_types::McpState;
 
 /// How long a server may take to take note of a call that was given up. One that takes nothing any more is ended.
@@ -109,16 +110,17 @@ impl Connection {
         tool: String,
         arguments: Map<String, Value>,
         limit: Duration,
-    ) -> Result<(ServerResult, bool)> {
+    ) -> Result<(Map<String, Value>, bool)> {
         let sessions = self.sessions.load(Ordering::Relaxed);
         let what = format!("`{tool}`");
         let params = CallToolRequestParams::new(tool).with_arguments(arguments);
         let result = self.request(ClientRequest::CallToolRequest(CallToolRequest::new(params)), limit, &what).await?;
-        match &result {
-            ServerResult::InputRequiredResult(_) | ServerResult::CreateTaskResult(_) => {
-                Err(self.refused(&what, "was answered by a question or a task, which no tool here may do".to_owned()))
-            }
-            _ => Ok((result, self.sessions.load(Ordering::Relaxed) != sessions)),
+        if let ServerResult::InputRequiredResult(_) | ServerResult::CreateTaskResult(_) = &result {
+            return Err(self.refused(&what, "was answered by a question or a task, which no tool here may do"));
+        }
+        match unwrapped(result) {
+            Some(result) => Ok((result, self.sessions.load(Ordering::Relaxed) != sessions)),
+            None => Err(self.refused(&what, "was answered by something that is no result")),
         }
     }
 
@@ -137,18 +139,18 @@ impl Connection {
             return Ok(kept);
         }
         let what = "the list of tools";
-        let (mut tools, mut cursor): (Vec<Tool>, Option<String>) = (Vec::new(), None);
+        let (mut tools, mut cursor): (Vec<Value>, Option<String>) = (Vec::new(), None);
         for _ in 0..MAX_PAGES {
             let params = cursor.take().map(|cursor| PaginatedRequestParams::default().with_cursor(Some(cursor)));
-            let mut request = ListToolsRequest::default();
-            request.params = params;
-            let ServerResult::ListToolsResult(page) =
-                self.request(ClientRequest::ListToolsRequest(request), limit, what).await?
+            let request = ListToolsRequest { params, ..Default::default() };
+            let page = self.request(ClientRequest::ListToolsRequest(request), limit, what).await?;
+            let Some(Page { tools: more, next_cursor }) =
+                unwrapped(page).and_then(|page| serde_json::from_value(Value::Object(page)).ok())
             else {
-                return Err(self.refused(what, "was answered by something else".to_owned()));
+                return Err(self.refused(what, "was answered by something else"));
             };
-            tools.extend(page.tools);
-            cursor = page.next_cursor.filter(|cursor| !cursor.is_empty());
+            tools.extend(more);
+            cursor = next_cursor.filter(|cursor| !cursor.is_empty());
             if cursor.is_none() {
                 let list = serde_json::to_vec(&tools).map_err(|error| {
                     Error::new(ErrorKind::Backend, "the tools can not be written").with_source(error)
@@ -158,7 +160,7 @@ impl Connection {
                 return Ok(list);
             }
         }
-        Err(self.refused(what, format!("has more than {MAX_PAGES} pages")))
+        Err(self.refused(what, &format!("has more than {MAX_PAGES} pages")))
     }
 
     async fn request(&self, request: ClientRequest, limit: Duration, what: &str) -> Result<ServerResult> {
@@ -214,7 +216,7 @@ impl Connection {
         Error::new(ErrorKind::Unavailable, message).with_code("mcp_server_ended")
     }
 
-    fn refused(&self, what: &str, problem: String) -> Error {
+    fn refused(&self, what: &str, problem: &str) -> Error {
         let message = format!("MCP server `{}`: {what} {problem}", self.name);
         Error::new(ErrorKind::Backend, message).with_code("mcp_request_failed")
     }
@@ -262,9 +264,17 @@ impl Connection {
             ErrorCode::INVALID_PARAMS => {
                 Error::invalid("arguments", format!("MCP server `{}`: {what} {problem}", self.name))
             }
-            _ => self.refused(what, problem),
+            _ => self.refused(what, &problem),
         }
     }
+}
+
+/// A page of the list of tools.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Page {
+    tools: Vec<Value>,
+    next_cursor: Option<String>,
 }
 
 /// An error and what caused it, as far as that adds anything.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use http::{HeaderName, HeaderValue};
 use parking_lot::{Mutex, RwLock};
 use reqwest::redirect::{Attempt, Policy};
@@ -26,6 +26,7 @@ use rmcp::{
 use sse_stream::Sse;
 use wsm_core::{Error, ErrorKind, Result};
 
+use super::whole::wrapped;
 use crate::mcp_types::McpHeaders;
 
 /// How long a connection may take to come about.
@@ -192,6 +193,17 @@ fn without_url(error: HttpError) -> HttpError {
     }
 }
 
+/// Events whose results come through as they are.
+fn whole(events: BoxStream<'static, Result<Sse, SseError>>) -> BoxStream<'static, Result<Sse, SseError>> {
+    let wrap = |mut event: Sse| {
+        if let Some(wrapped) = event.data.as_ref().and_then(|data| wrapped(data.as_bytes())) {
+            event.data = Some(wrapped);
+        }
+        event
+    };
+    events.map_ok(wrap).boxed()
+}
+
 impl StreamableHttpClient for HttpClient {
     type Error = reqwest::Error;
 
@@ -242,6 +254,9 @@ impl StreamableHttpClient for HttpClient {
                 error.id = request;
                 Ok(StreamableHttpPostResponse::Json(ServerJsonRpcMessage::Error(error), session))
             }
+            StreamableHttpPostResponse::Sse(events, session) => {
+                Ok(StreamableHttpPostResponse::Sse(whole(events), session))
+            }
             response => Ok(response),
         }
     }
@@ -281,7 +296,7 @@ impl StreamableHttpClient for HttpClient {
         let headers = self.with_own(headers);
         let stream =
             self.client.get_stream_with_max_sse_event_size(uri, session, last_event, token, headers, limit).await;
-        stream.map_err(without_url)
+        stream.map(whole).map_err(without_url)
     }
 }
 

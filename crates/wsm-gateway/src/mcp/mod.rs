@@ -1,8 +1,8 @@
 //! The MCP servers of a workspace, run from its inside.
 //!
 //! `server.rs` is one server as everybody sees it; `run.rs` is its life, on a task of its own; `connection.rs` talks to one
-//! that is ready. `lines.rs` and `tail.rs` keep what a program writes within bounds, `http.rs` what a URL answers. Nothing
-//! outside of this module knows the SDK.
+//! that is ready. `lines.rs` and `tail.rs` keep what a program writes within bounds, `http.rs` what a URL answers, and
+//! `whole.rs` keeps results as they were. Nothing outside of this module knows the SDK.
 
 mod connection;
 mod http;
@@ -10,6 +10,7 @@ mod lines;
 mod run;
 mod server;
 mod tail;
+mod whole;
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -20,7 +21,6 @@ use std::{
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use rmcp::model::ServerResult;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -34,6 +34,8 @@ use crate::{
 use run::Starter;
 use server::{Found, Lease, Server};
 
+/// The field of an [`McpToolResult`](crate::McpToolResult) that no server fills.
+const STATE_LOST: &str = "wsmStateLost";
 /// How long a list of tools may take.
 const LIST_LIMIT: Duration = Duration::from_secs(60);
 
@@ -236,19 +238,15 @@ impl McpRegistry {
         };
         let (lease, noted) = lease?;
         let left = limit.saturating_sub(begun.elapsed());
-        let (result, lost_session) = lease.connection.call(tool, arguments, left).await?;
+        let (mut result, lost_session) = lease.connection.call(tool, arguments, left).await?;
         let renewed = || "the server had forgotten the session, and a new one was begun".to_owned();
-        let state_lost = noted.or_else(|| lost_session.then(renewed));
-        write(&Answer { result, state_lost })
+        // A server can not say so.
+        result.remove(STATE_LOST);
+        if let Some(lost) = noted.or_else(|| lost_session.then(renewed)) {
+            result.insert(STATE_LOST.to_owned(), lost.into());
+        }
+        write(&result)
     }
-}
-
-#[derive(Serialize)]
-struct Answer {
-    #[serde(flatten)]
-    result: ServerResult,
-    #[serde(rename = "wsmStateLost", skip_serializing_if = "Option::is_none")]
-    state_lost: Option<String>,
 }
 
 #[async_trait]

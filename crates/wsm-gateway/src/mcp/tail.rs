@@ -116,7 +116,7 @@ mod tests {
         }
         let text = tail.text();
         assert!(text.len() <= TAIL_BYTES && text.starts_with("line ") && text.ends_with("line 99999"), "{text}");
-        assert_eq!(tail.total(), (0..100_000).map(|number| format!("line {number}\n").len() as u64).sum());
+        assert_eq!(tail.total(), (0..100_000).map(|number| format!("line {number}\n").len() as u64).sum::<u64>());
         tail.push(&vec![b'x'; 10 * TAIL_BYTES]);
         assert_eq!(tail.text().len(), TAIL_BYTES);
     }

@@ -35,6 +35,7 @@ async fn results_come_through_as_the_server_gave_them() {
             {"type": "audio", "data": "AAECAw==", "mimeType": "audio/wav"},
             {"type": "resource_link", "uri": "file:///a", "name": "a"},
             {"type": "resource", "resource": {"uri": "file:///b", "mimeType": "text/plain", "text": "b"}},
+            {"type": "hologram", "depth": 3},
         ])
     );
     let structured = json!({"list": [1, 2.5, null, true], "big": 9_007_199_254_740_993_u64});
@@ -74,6 +75,8 @@ async fn lists_of_tools_have_all_pages_and_are_kept_until_the_server_says_that_t
     let tool = setup.mcp.tools(&key).await.unwrap().remove(0);
     assert_eq!(tool.description.as_deref(), Some("the tool echo"));
     assert_eq!(tool.input_schema, json!({"type": "object"}));
+    assert_eq!(tool.other["annotations"], json!({"readOnlyHint": true, "newHint": 1}));
+    assert_eq!(tool.other["execution"], json!({"taskSupport": "forbidden"}));
     setup.text(&key, "grow", json!({})).await;
     eventually("the new tool is listed", async || names().await.last().is_some_and(|last| last == "late")).await;
     setup.close().await;

@@ -1,6 +1,11 @@
 //! The real program with MCP servers: the fixture, and servers of others, as they are installed by `cargo xtask setup mcp`.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a failing test panics, and a skipped one says why")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a failing test panics, and a skipped one says why"
+)]
 
 use std::{
     fs,
@@ -120,7 +125,10 @@ impl Gateway {
 }
 
 fn object(arguments: Value) -> Map<String, Value> {
-    arguments.as_object().cloned().unwrap_or_default()
+    match arguments {
+        Value::Object(arguments) => arguments,
+        other => panic!("{other} are no arguments"),
+    }
 }
 
 fn fixture() -> String {

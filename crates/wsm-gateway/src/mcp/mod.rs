@@ -127,10 +127,11 @@ impl McpRegistry {
         loop {
             match server.find() {
                 Found::Ready(_) => return Ok(server.status()),
-                Found::Moving => {
+                Found::Starting => {
                     is_tried = true;
                     server.settled().await;
                 }
+                Found::Ending => server.settled().await,
                 Found::Down { error, .. } if is_tried => return Err(error.unwrap_or_else(|| unknown(&server.key))),
                 Found::Down { .. } => {
                     is_tried = true;
@@ -190,7 +191,7 @@ impl McpRegistry {
         loop {
             match server.find() {
                 Found::Ready(lease) => return Ok((lease, noted)),
-                Found::Moving => server.settled().await,
+                Found::Starting | Found::Ending => server.settled().await,
                 Found::Down { error, .. } if is_tried => return Err(error.unwrap_or_else(|| unknown(key))),
                 Found::Down { lost, .. } => {
                     is_tried = true;

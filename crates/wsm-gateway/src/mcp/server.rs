@@ -60,8 +60,10 @@ pub(super) struct Failure {
 #[derive(Debug)]
 pub(super) enum Found {
     Ready(Lease),
-    /// It changes at this moment.
-    Moving,
+    /// It is being started.
+    Starting,
+    /// It is about to end.
+    Ending,
     Down {
         /// What to tell the caller about the state that was lost, if there was any.
         lost: Option<String>,
@@ -93,7 +95,12 @@ impl Server {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            let is_moving = matches!(self.state.lock().phase, Phase::Starting(_) | Phase::Stopping(_));
+            let is_moving = match &self.state.lock().phase {
+                Phase::Starting(_) | Phase::Stopping(_) => true,
+                // Its end is about to be taken note of.
+                Phase::Ready(connection, _) => connection.over.is_cancelled(),
+                Phase::New | Phase::Stopped(_) | Phase::Failed(_) => false,
+            };
             if !is_moving {
                 return;
             }
@@ -112,8 +119,8 @@ impl Server {
                 state.used = Instant::now();
                 Found::Ready(Lease { server: Arc::clone(self), connection })
             }
-            // Its end is about to be taken note of.
-            Phase::Ready(..) | Phase::Starting(_) | Phase::Stopping(_) => Found::Moving,
+            Phase::Starting(_) => Found::Starting,
+            Phase::Ready(..) | Phase::Stopping(_) => Found::Ending,
             Phase::New => Found::Down { lost: None, error: None },
             Phase::Stopped(reason) => Found::Down { lost: was_ready.then(|| reason.clone()), error: None },
             Phase::Failed(failure) => {

@@ -111,7 +111,10 @@ impl Setup {
 }
 
 pub(crate) fn object(arguments: Value) -> Map<String, Value> {
-    arguments.as_object().cloned().unwrap_or_default()
+    match arguments {
+        Value::Object(arguments) => arguments,
+        other => panic!("{other} are no arguments"),
+    }
 }
 
 pub(crate) fn key(session: &str, name: &str) -> McpServerKey {

@@ -146,6 +146,11 @@ async fn mcp(State(seen): State<Shared>, method: Method, headers: HeaderMap, bod
             let stream = Body::from_stream(events);
             return ([(header::CONTENT_TYPE, "text/event-stream")], stream).into_response();
         }
+        "events" => {
+            let result = json!({"content": [{"type": "hologram", "depth": 3}], "new": 1});
+            let body = format!("event: message\ndata: {}\n\n", message_of(&message, &result));
+            return ([(header::CONTENT_TYPE, "text/event-stream")], body).into_response();
+        }
         "huge" => "x".repeat(MAX_MESSAGE + 1),
         "broken" => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         "unread" => return refusal(&json!({"code": -32700, "message": "it can not be read"})).into_response(),
@@ -281,6 +286,17 @@ async fn h09_headers_follow_no_redirect_to_another_server() {
     setup.mcp.register(&key, &server.spec("/moved"), &bearer("good")).await.unwrap();
     assert_eq!(setup.text(&key, "count", json!({})).await, "1");
     assert_eq!(server.headers("tools/call count", "authorization"), ["Bearer good"]);
+    setup.close().await;
+}
+
+#[tokio::test]
+async fn results_that_come_as_events_come_through_as_the_server_gave_them() {
+    let (setup, server) = (setup().await, HttpServer::start().await);
+    let key = key("session", "web");
+    setup.mcp.register(&key, &server.spec("/mcp"), &McpHeaders::new()).await.unwrap();
+    let result = setup.call(&key, "events", json!({})).await.unwrap();
+    assert_eq!(result.content, [json!({"type": "hologram", "depth": 3})]);
+    assert_eq!(result.other["new"], 1);
     setup.close().await;
 }
 

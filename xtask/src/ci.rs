@@ -26,7 +26,8 @@ const STEPS: [Step; 13] = [
     ("test", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"])),
     ("gateway, as one static program", || gateway::gateway().map(|()| Outcome::Done)),
     ("test the gateway's program", || {
-        let lint = ["clippy", "--package", "wsm-gateway", "--features", "program", "--all-targets", "--locked"];
+        // With TLS, as it is built above.
+        let lint = ["clippy", "--package", "wsm-gateway", "--features", "tls", "--all-targets", "--locked"];
         cargo(&[&lint[..], &["--", "--deny", "warnings"]].concat())?;
         let program = ["test", "--package", "wsm-gateway", "--features", "program", "--locked"];
         cargo(&[&program[..], &["--bin", "wsm-gateway", "--test", "program"]].concat())

@@ -248,20 +248,19 @@ async fn as_the_first_process_it_reaps_what_servers_leave_behind() {
         }
     };
     assert!(timeout(PATIENCE, ended).await.is_ok(), "an exit status was lost: {:?}", gateway.mcp.list().await);
-    let (_, key) = (gateway.register("look", &spec).await, &keys[0]);
-    // Looked at from outside: its namespace's processes are this machine's as well.
-    let zombies = || {
-        let stats =
-            fs::read_dir("/proc").unwrap().filter_map(|entry| fs::read_to_string(entry.ok()?.path().join("stat")).ok());
-        stats.filter(|stat| stat.contains("(sleep) Z") || stat.contains("(mcp_fixture) Z")).count()
+    // Looked at from outside: the processes of its namespace are this machine's as well, and all below `unshare`.
+    let zombies = || -> Vec<String> {
+        let below = descendants(gateway.child.id().unwrap());
+        let stats = below.iter().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/stat")).ok());
+        stats.filter(|stat| stat.contains(") Z ")).collect()
     };
     let reaped = async {
-        while zombies() > 0 {
+        while !zombies().is_empty() {
             sleep(Duration::from_millis(10)).await;
         }
     };
-    assert!(timeout(PATIENCE, reaped).await.is_ok(), "{} zombies", zombies());
-    assert!(gateway.mcp.remove(key).await.unwrap());
+    assert!(timeout(PATIENCE, reaped).await.is_ok(), "zombies are left: {:?}", zombies());
+    assert!(gateway.mcp.remove(&keys[0]).await.unwrap());
     gateway.close().await;
 }
 

@@ -51,7 +51,11 @@ fn service(duration: Duration) -> Result<()> {
     requests(&service, duration)?;
     drop(service);
     println!("\n# The manager");
-    run("cargo", &["bench", "--locked", "--package", "wsm-core", "--bench", "scale"])
+    run("cargo", &["bench", "--locked", "--package", "wsm-core", "--bench", "scale"])?;
+    println!("\n# MCP by the gateway");
+    let gateway = ["--locked", "--package", "wsm-gateway", "--features", "program"];
+    run("cargo", &[&["build", "--release"], &gateway[..], &["--example", "mcp_fixture"]].concat())?;
+    run("cargo", &[&["bench"], &gateway[..], &["--bench", "mcp"]].concat())
 }
 
 /// `wsm serve` on a directory of its own, ended when dropped.

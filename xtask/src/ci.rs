@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::{
-    fuzz, gateway, it,
+    fuzz, gateway, it, mcp,
     run::{command, is_installed, run, run_command},
     setup, tidy,
 };
@@ -21,7 +21,7 @@ enum Outcome {
 /// Enough to see that the targets work. Looking for something takes hours.
 const FUZZ_SECONDS: u64 = 10;
 
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 15] = [
     ("setup", || setup::setup().map(|()| Outcome::Done)),
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])),
@@ -31,7 +31,8 @@ const STEPS: [Step; 13] = [
     ("test", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"])),
     ("test with real sandboxes", || it::bubblewrap().map(|()| Outcome::Done)),
     ("test the gateway's program", || {
-        let lint = ["clippy", "--package", "wsm-gateway", "--features", "program", "--all-targets", "--locked"];
+        // With TLS, as it is built above.
+        let lint = ["clippy", "--package", "wsm-gateway", "--features", "tls", "--all-targets", "--locked"];
         cargo(&[&lint[..], &["--", "--deny", "warnings"]].concat())?;
         let program = ["test", "--package", "wsm-gateway", "--features", "program", "--locked"];
         let tests = ["--lib", "--bin", "wsm-gateway", "--test", "program", "--test", "search", "--test", "unpack"];
@@ -42,6 +43,15 @@ const STEPS: [Step; 13] = [
             return Ok(Outcome::Skipped(why));
         }
         fuzz::fuzz(&[], FUZZ_SECONDS).map(|()| Outcome::Done)
+    }),
+    ("setup of MCP servers", || mcp::setup().map(|()| Outcome::Done)),
+    ("test the gateway's MCP", || {
+        let build = ["build", "--package", "wsm-gateway", "--features", "program", "--locked"];
+        cargo(&[&build[..], &["--example", "mcp_fixture"]].concat())?;
+        let tests = ["test", "--package", "wsm-gateway", "--features", "program", "--locked"];
+        let mut tests = command("cargo", &[&tests[..], &["--test", "mcp", "--test", "mcp_program"]].concat());
+        run_command(tests.env("WSM_REQUIRE", "mcp"))?;
+        Ok(Outcome::Done)
     }),
     ("every backend alone", || {
         // Who wants one backend compiles neither the others nor the service.

@@ -10,6 +10,8 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Of its own, so that its flags do not make everything else be built again.
 const TARGET_DIR: &str = "target/gateway";
 const PROFILE: &str = "gateway";
+/// With TLS, since most MCP servers behind URLs are behind `https`.
+const FEATURES: &str = "tls";
 /// `getrandom_backend`: in a static program, the crate of that name does not find the C library's function, and would look
 /// for a device that an empty root file system does not have.
 const FLAGS: &str = r#"-C target-feature=+crt-static --cfg getrandom_backend="linux_getrandom""#;
@@ -25,7 +27,7 @@ pub(crate) fn path() -> PathBuf {
 /// its path.
 pub(crate) fn gateway() -> Result<PathBuf> {
     let build = ["build", "--locked", "--profile", PROFILE, "--target", TARGET, "--target-dir", TARGET_DIR];
-    let which = ["--package", "wsm-gateway", "--features", "program", "--bin", "wsm-gateway"];
+    let which = ["--package", "wsm-gateway", "--features", FEATURES, "--bin", "wsm-gateway"];
     run_command(command("cargo", &[&build[..], &which[..]].concat()).env("RUSTFLAGS", FLAGS))?;
 
     let path = path();

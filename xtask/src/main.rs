@@ -8,6 +8,7 @@ mod client;
 mod fuzz;
 mod gateway;
 mod it;
+mod mcp;
 mod run;
 mod setup;
 mod tidy;
@@ -27,7 +28,10 @@ enum Task {
     /// Everything that must hold before a change lands, on a fresh machine.
     Ci,
     /// Installs what the build and the tests need (Debian packages, as root).
-    Setup,
+    Setup {
+        /// What else to install.
+        what: Option<Extra>,
+    },
     /// Checks what the compiler and the linter do not: which crate knows which, and how the tree is kept.
     Tidy,
     /// Measures the service end to end and the manager at scale, or the gateway.
@@ -58,10 +62,18 @@ enum Task {
     Codegen,
 }
 
+/// What only some tests need.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Extra {
+    /// The MCP servers of others that the gateway is tested with.
+    Mcp,
+}
+
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().task {
         Task::Ci => ci::ci(),
-        Task::Setup => setup::setup(),
+        Task::Setup { what: None } => setup::setup(),
+        Task::Setup { what: Some(Extra::Mcp) } => mcp::setup(),
         Task::Tidy => tidy::tidy(),
         Task::Bench { subject, seconds } => bench::bench(subject, std::time::Duration::from_secs(seconds)),
         Task::Fuzz { targets, seconds } => fuzz::fuzz(&targets, seconds),

@@ -4,7 +4,7 @@ use std::{
     io::{self, IoSlice},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream as StdUnixStream,
     },
 };
@@ -68,6 +68,12 @@ impl Door {
         let near = UnixStream::from_std(near)?;
         self.0.async_io(Interest::WRITABLE, || pass(&self.0, &far)).await?;
         Ok(near)
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

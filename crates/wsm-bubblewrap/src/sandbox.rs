@@ -7,7 +7,10 @@ use std::{
     fs::File,
     io::{self, Seek, SeekFrom, Write},
     net::Ipv4Addr,
-    os::{fd::OwnedFd, unix::process::CommandExt},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::process::CommandExt,
+    },
     path::Path,
     pin::Pin,
     process::Stdio,
@@ -209,7 +212,9 @@ impl Sandbox {
     ///
     /// Changes nothing.
     pub(crate) async fn death(&self) -> Option<Cause> {
-        if self.ending.borrow().is_none() && !has_ended(&self.init) {
+        // The door closes first, then the rest is ended, and then the first process counts as ended.
+        let is_closed = self.door.lock().as_ref().is_none_or(|door| has_hung_up(&**door));
+        if self.ending.borrow().is_none() && !is_closed && !has_ended(&self.init) {
             return None;
         }
         // How it ended is told a moment later.
@@ -379,6 +384,13 @@ fn open_child(pid: i32, outer: Option<u32>) -> Option<OwnedFd> {
 fn has_ended(process: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(process, PollFlags::IN)];
     matches!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+}
+
+/// Whether the other side of a socket has closed it.
+fn has_hung_up(socket: &impl AsFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    let looked = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    looked.is_ok() && polled.iter().any(|polled| polled.revents().intersects(PollFlags::HUP | PollFlags::ERR))
 }
 
 async fn end_group(group: Arc<Group>) {

@@ -380,10 +380,7 @@ pub trait WorkspaceExt: Workspace {
     }
 
     /// The companion of type `T`, where a layer offers one.
-    fn extension_of<T: Any + Send + Sync>(&self) -> Option<Arc<T>>
-    where
-        Self: Sized,
-    {
+    fn extension_of<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         self.extension(TypeId::of::<T>())?.downcast().ok()
     }
 }

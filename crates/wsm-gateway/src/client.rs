@@ -1,5 +1,7 @@
 //! The client: calls and streams over one connection, and a new connection when it broke.
 
+pub(crate) mod mcp;
+
 use std::{
     collections::HashMap,
     fmt, io,

@@ -8,6 +8,9 @@ mod file_tools;
 mod frame;
 mod layer;
 mod link;
+#[cfg(feature = "program")]
+mod mcp;
+mod mcp_types;
 #[cfg(any(test, feature = "program", feature = "testing"))]
 mod member;
 mod message;
@@ -23,11 +26,16 @@ mod unpack;
 pub use call::ExecCalls;
 #[cfg(feature = "program")]
 pub use call::relay_call;
-pub use client::{GatewayClient, Io};
+pub use client::{GatewayClient, Io, mcp::McpClient};
 #[cfg(feature = "program")]
 pub use engine::HostFileTools;
 pub use file_tools::FileTools;
 pub use layer::GatewayLayer;
+#[cfg(feature = "program")]
+pub use mcp::{McpLimits, McpRegistry};
+pub use mcp_types::{
+    McpHeaders, McpServer, McpServerKey, McpServerSpec, McpState, McpTool, McpToolResult, McpTransport,
+};
 pub use message::PROTOCOL_VERSION;
 pub use program::{find_program, load_program};
 pub use search::{

@@ -12,6 +12,7 @@ use wsm_core::{
 };
 
 use crate::{
+    mcp_types::McpRequest,
     search::{GlobRequest, GrepRequest},
     unpack::{UnpackRequest, Unpacked},
 };
@@ -74,6 +75,7 @@ pub(crate) enum Request {
     MakeDir { path: String },
     Remove { path: String, recursive: bool, missing_ok: bool },
     Rename { from: String, to: String },
+    Mcp(McpRequest),
     Ping,
     Glob(GlobRequest),
     Grep(GrepRequest),
@@ -117,16 +119,19 @@ impl Request {
     /// Whether the client sends a body, and then its end.
     pub(crate) fn takes_body(&self) -> bool {
         match self {
-            Self::Spawn(_) | Self::Write { .. } | Self::Unpack(_) => true,
+            Self::Spawn(_) | Self::Write { .. } | Self::Unpack(_) | Self::Mcp(McpRequest::Call { .. }) => true,
             Self::Read { .. } | Self::Stat { .. } | Self::List { .. } | Self::MakeDir { .. } => false,
             Self::Remove { .. } | Self::Rename { .. } | Self::Ping | Self::Glob(_) | Self::Grep(_) => false,
+            Self::Mcp(_) => false,
         }
     }
 
     /// Whether the reply is not all, and a body with an end comes after it.
     pub(crate) fn answers_with_body(&self) -> bool {
         match self {
-            Self::Spawn(_) | Self::Read { .. } | Self::List { .. } | Self::Glob(_) | Self::Grep(_) => true,
+            Self::Spawn(_) | Self::Read { .. } | Self::List { .. } | Self::Glob(_) | Self::Grep(_) | Self::Mcp(_) => {
+                true
+            }
             Self::Write { .. } | Self::Stat { .. } | Self::MakeDir { .. } | Self::Remove { .. } => false,
             Self::Rename { .. } | Self::Ping | Self::Unpack(_) => false,
         }
@@ -258,7 +263,7 @@ pub(crate) struct WireError {
 }
 
 /// The codes and fields that callers know. Anything else travels as the kind's own name.
-const CODES: [&str; 12] = [
+const CODES: [&str; 17] = [
     "program_not_found",
     "program_not_executable",
     "path_outside",
@@ -271,9 +276,30 @@ const CODES: [&str; 12] = [
     "gateway_version",
     "unsafe_archive",
     "bad_archive",
+    "mcp_server_unknown",
+    "mcp_start_failed",
+    "mcp_server_ended",
+    "mcp_request_failed",
+    "mcp_unauthorized",
 ];
-const FIELDS: [&str; 12] =
-    ["command", "cwd", "env", "stdin", "timeout", "path", "pattern", "limit", "globs", "types", "context", "archive"];
+const FIELDS: [&str; 16] = [
+    "command",
+    "cwd",
+    "env",
+    "stdin",
+    "timeout",
+    "path",
+    "pattern",
+    "limit",
+    "globs",
+    "types",
+    "context",
+    "archive",
+    "name",
+    "url",
+    "headers",
+    "arguments",
+];
 
 impl From<&Error> for WireError {
     fn from(error: &Error) -> Self {

@@ -1,6 +1,8 @@
 //! The server: a workspace's side of the connection.
 
-use std::{collections::HashMap, sync::Arc};
+pub(crate) mod mcp;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -23,6 +25,10 @@ use crate::{
     message::{End, Hello, Reply, Request, SignalRequest, WireEntry},
     unpack::unsupported,
 };
+use mcp::McpService;
+
+/// How long the other side may take to read what was said last, once it has closed its own direction.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// What is served to every connection: a workspace, and what else is done for it from its inside.
 ///
@@ -37,12 +43,21 @@ pub struct Served {
     pub(crate) file_tools: Option<Arc<dyn FileTools>>,
     /// What answers in place of all else.
     pub(crate) calls: Option<ExecCalls>,
+    mcp: Option<Arc<dyn McpService>>,
 }
 
 impl Served {
     /// Serves the commands and files of a workspace.
     pub fn new(workspace: Arc<dyn Workspace>) -> Self {
-        Self { workspace, file_tools: None, calls: None }
+        Self { workspace, file_tools: None, calls: None, mcp: None }
+    }
+
+    /// Serves MCP as well. Without, every request for it is `unsupported`.
+    #[cfg(feature = "program")]
+    #[must_use]
+    pub fn with_mcp(mut self, registry: crate::McpRegistry) -> Self {
+        self.mcp = Some(Arc::new(registry));
+        self
     }
 
     /// Searches and unpacks too. Without it, such requests are answered `unsupported`.
@@ -56,7 +71,7 @@ impl Served {
 /// Serves a workspace over one connection until the other side closes it or it breaks.
 ///
 /// Everything that goes on for the connection ends with it: commands are ended with their trees, half-written files are
-/// undone.
+/// undone. The other side has five seconds to read what was said last.
 ///
 /// # Errors
 ///
@@ -71,7 +86,12 @@ pub async fn serve(served: Served, io: impl AsyncRead + AsyncWrite + Send + Unpi
     let tasks = TaskTracker::new();
     let closing = CancellationToken::new();
     let _ended = closing.clone().drop_guard();
-    tasks.spawn(write_frames(queue, writer));
+    let hung_up = CancellationToken::new();
+    let _hung_up = hung_up.clone().drop_guard();
+    let writing = hung_up.clone();
+    tasks.spawn(async move {
+        let _ = writing.run_until_cancelled(write_frames(queue, writer)).await;
+    });
     let workspace = &served.workspace;
     let hello =
         Hello { workdir: workspace.info().workdir.clone(), capabilities: workspace.capabilities(), ..Hello::client() };
@@ -82,7 +102,11 @@ pub async fn serve(served: Served, io: impl AsyncRead + AsyncWrite + Send + Unpi
     closing.cancel();
     drop(connection);
     tasks.close();
-    tasks.wait().await;
+    if tokio::time::timeout(LAST_WORDS, tasks.wait()).await.is_err() {
+        // A peer that keeps the connection half open and does not read would be waited for without an end.
+        hung_up.cancel();
+        tasks.wait().await;
+    }
     result
 }
 
@@ -229,6 +253,7 @@ impl Task {
                 workspace.remove(&path, options).await.map(|()| Reply::Done)
             }
             Request::Rename { from, to } => workspace.rename(&from, &to).await.map(|()| Reply::Done),
+            Request::Mcp(request) => return self.mcp(served.mcp.clone(), request).await,
             Request::Ping => Ok(Reply::Done),
             Request::Glob(request) => {
                 return self

@@ -262,3 +262,40 @@ async fn suspending_closes_the_connection() {
     let ended = timeout(Duration::from_secs(10), servers.join_next()).await.unwrap().unwrap();
     assert!(ended.unwrap().is_ok(), "the other side saw an orderly end");
 }
+
+fn frame(kind: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![kind];
+    frame.extend(stream.to_le_bytes());
+    frame.extend((payload.len() as u32).to_le_bytes());
+    frame.extend(payload);
+    frame
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_has_stopped_reading_and_keeps_the_connection_half_open_is_hung_up_on() {
+    let backend = MemoryConfig::new(MemoryEngine::new()).build().unwrap();
+    let opened = backend.open(OpenRequest::new(WorkspaceId::random())).await.unwrap();
+    let body = futures::stream::iter([Ok(vec![b'x'; 300_000].into())]).boxed();
+    opened.workspace.write("f", body, Default::default()).await.unwrap();
+    let (near, far) = tokio::io::duplex(1024);
+    let (mut reading, mut writing) = tokio::io::split(near);
+    let serving = serve(Served::new(opened.workspace as Arc<dyn Workspace>), far);
+    let talking = async {
+        writing.write_all(&frame(0, 0, br#"{"protocol":1,"contract":1,"version":"1"}"#)).await.unwrap();
+        let request = br#"{"op":"read","path":"f","offset":0,"length":null}"#;
+        writing.write_all(&frame(1, 1, request)).await.unwrap();
+        // Long enough for the answer to have filled the way back.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        writing.shutdown().await.unwrap();
+    };
+    let begun = tokio::time::Instant::now();
+    let (served, ()) = timeout(Duration::from_secs(60), async { tokio::join!(serving, talking) }).await.unwrap();
+    served.unwrap();
+    let took = begun.elapsed();
+    assert!((Duration::from_secs(5)..Duration::from_secs(8)).contains(&took), "{took:?}");
+    // What was on its way is still there to be read, and then there is an end.
+    drop(writing);
+    let mut rest = Vec::new();
+    timeout(Duration::from_secs(60), reading.read_to_end(&mut rest)).await.unwrap().unwrap();
+    assert!(!rest.is_empty() && rest.len() < 300_000);
+}

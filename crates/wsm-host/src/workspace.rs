@@ -12,6 +12,7 @@ use std::{
 use async_trait::async_trait;
 use futures::TryStreamExt;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use wsm_core::{
     ByteStream, Capabilities, Cause, Checkpoint, Command, Connection, DirEntry, Endpoint, Error, ErrorKind, ExecResult,
     Health, ManagedWorkspace, Metadata, Process, ReadFile, ReadOptions, RemoveOptions, Result, Workspace,
@@ -58,11 +59,39 @@ impl HostWorkspace {
         if self.opening.is_over() || self.is_detached() { Err(error::gone()) } else { Ok(()) }
     }
 
+    /// Starts a service: a command that leaves nothing behind. When it ends by itself, so does whatever it has started; when
+    /// `ending` is cancelled, its whole tree ends as that of a command that has run out of time, and its output still tells
+    /// how.
+    ///
+    /// # Errors
+    ///
+    /// As for [`spawn`](Workspace::spawn).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the call may start the command all the same; it is ended then.
+    pub async fn spawn_service(&self, command: Command, ending: CancellationToken) -> Result<Process> {
+        self.check()?;
+        command.validate()?;
+        let deadline = deadline(Instant::now(), &command);
+        self.launch(command, Stdin::Pipe, deadline, Some(ending)).await
+    }
+
     async fn start(&self, command: Command, stdin: Stdin, deadline: Option<Instant>) -> Result<Process> {
+        self.launch(command, stdin, deadline, None).await
+    }
+
+    async fn launch(
+        &self,
+        command: Command,
+        stdin: Stdin,
+        deadline: Option<Instant>,
+        service: Option<CancellationToken>,
+    ) -> Result<Process> {
         let (host, _token) = self.opening.host()?;
         let (opening, cwd) = (Arc::clone(&self.opening), command.cwd.clone());
         let directory = move || opening.open_root()?.open_cwd(cwd.as_deref());
-        self.opening.launcher().start(Launch { command, stdin, directory, host, _token, deadline }).await
+        self.opening.launcher().start(Launch { command, stdin, directory, host, _token, deadline, service }).await
     }
 
     /// Does something that puts the workspace off from counting as put away, on a thread that may block.

@@ -67,6 +67,22 @@ impl Root {
         ProcessId::of(pid.ok_or(io::ErrorKind::NotFound)?)
     }
 
+    /// Waits for its end, and leaves it in place: its number and its group stay its own until it is reaped.
+    ///
+    /// # Cancel safety
+    ///
+    /// Changes nothing.
+    pub(super) async fn exited(&self) {
+        // An error means that it can not be watched, of which reaping it tells.
+        while let Ok(mut ready) = self.end.readable().await {
+            let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+            if !matches!(waitid(WaitId::PidFd(self.end.as_fd()), look), Ok(None) | Err(Errno::INTR)) {
+                return;
+            }
+            ready.clear_ready();
+        }
+    }
+
     /// Waits for its end, and reaps it.
     ///
     /// # Cancel safety

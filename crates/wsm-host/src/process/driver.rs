@@ -25,6 +25,8 @@ pub(super) struct Driver {
     /// Where the events go. The receiver is the caller's; when it is dropped, nobody wants the command any more.
     pub(super) events: mpsc::Sender<ProcessEvent>,
     pub(super) deadline: Option<Instant>,
+    /// For a service, what asks it to end. A service leaves nothing behind.
+    pub(super) service: Option<CancellationToken>,
     /// Cancelled when the workspace is put away.
     pub(super) closing: CancellationToken,
     pub(super) launcher: Arc<Launcher>,
@@ -35,6 +37,8 @@ pub(super) struct Driver {
 /// Why a command has to end before it wants to.
 #[derive(Debug, Clone, Copy)]
 enum Interrupt {
+    Exited,
+    Asked,
     TimedOut,
     Abandoned,
     Closing,
@@ -43,7 +47,13 @@ enum Interrupt {
 impl Driver {
     pub(super) async fn drive(mut self) {
         let status = {
-            let life = live(&mut self.root, &self.events, self.deadline, &self.closing, &self.launcher, self.number);
+            let wishes = Wishes {
+                events: &self.events,
+                deadline: self.deadline,
+                service: self.service.as_ref(),
+                closing: &self.closing,
+            };
+            let life = live(&mut self.root, wishes, &self.launcher, self.number);
             let pump = pump(&mut self.stdout, &mut self.stderr, &self.events);
             // The end of the command counts, not the end of its output, which a child in the background may hold back.
             tokio::select! {
@@ -71,30 +81,60 @@ impl Driver {
     }
 }
 
-/// Waits until the command ends, by itself or because it must. It is reaped then.
-async fn live(
-    root: &mut Root,
-    events: &mpsc::Sender<ProcessEvent>,
+/// What may end a command before it wants to.
+#[derive(Debug, Clone, Copy)]
+struct Wishes<'d> {
+    events: &'d mpsc::Sender<ProcessEvent>,
     deadline: Option<Instant>,
-    closing: &CancellationToken,
-    launcher: &Launcher,
-    number: u64,
-) -> ExitStatus {
+    service: Option<&'d CancellationToken>,
+    closing: &'d CancellationToken,
+}
+
+/// Waits until the command ends, by itself or because it must. It is reaped then.
+async fn live(root: &mut Root, wishes: Wishes<'_>, launcher: &Launcher, number: u64) -> ExitStatus {
+    let Wishes { events, deadline, service, closing } = wishes;
     let out_of_time = async {
         match deadline {
             Some(deadline) => sleep_until(deadline).await,
             None => std::future::pending().await,
         }
     };
+    let asked = async {
+        match service {
+            Some(ending) => ending.cancelled().await,
+            None => std::future::pending().await,
+        }
+    };
+    let exited = async {
+        match service {
+            Some(_) => {
+                root.exited().await;
+                None
+            }
+            None => Some(root.ended().await),
+        }
+    };
     let interrupt = tokio::select! {
         biased;
-        status = root.ended() => return status,
+        status = exited => match status {
+            Some(status) => return status,
+            None => Interrupt::Exited,
+        },
         () = out_of_time => Interrupt::TimedOut,
+        () = asked => Interrupt::Asked,
         () = events.closed() => Interrupt::Abandoned,
         () = closing.cancelled() => Interrupt::Closing,
     };
-    end_tree(root, launcher, number).await;
+    let marked = Marked::Command(launcher.instance().clone(), number);
+    let status = match interrupt {
+        // Not reaped yet, so that its group is still its own.
+        Interrupt::Exited => end_rest(root, launcher, marked).await,
+        Interrupt::Asked | Interrupt::TimedOut | Interrupt::Abandoned | Interrupt::Closing => {
+            end_tree(root, launcher, marked).await
+        }
+    };
     match interrupt {
+        Interrupt::Exited | Interrupt::Asked => status,
         Interrupt::TimedOut => ExitStatus::TimedOut,
         Interrupt::Abandoned => ExitStatus::Unknown { reason: "nobody waited for the end".to_owned() },
         Interrupt::Closing => ExitStatus::Unknown { reason: "the workspace was put away meanwhile".to_owned() },
@@ -102,8 +142,7 @@ async fn live(
 }
 
 /// Ends the command with all that it started, and reaps it.
-async fn end_tree(root: &mut Root, launcher: &Launcher, number: u64) {
-    let marked = Marked::Command(launcher.instance().clone(), number);
+async fn end_tree(root: &mut Root, launcher: &Launcher, marked: Marked) -> ExitStatus {
     let hunted = match root.id() {
         Ok(id) => Hunt::tree(id, marked).run(launcher.grace()).await.map_err(|error| error.report().to_string()),
         Err(error) => Err(error.to_string()),
@@ -112,9 +151,23 @@ async fn end_tree(root: &mut Root, launcher: &Launcher, number: u64) {
         tracing::error!(error, "could not end all processes of a command");
         root.signal_group(Signal::KILL);
     }
-    if timeout(REAP_PATIENCE, root.ended()).await.is_err() {
-        tracing::error!("a killed command does not end");
+    reap(root).await
+}
+
+/// Ends what a service has left running that has ended by itself, and reaps the service.
+async fn end_rest(root: &mut Root, launcher: &Launcher, marked: Marked) -> ExitStatus {
+    if let Err(error) = Hunt::marked(marked).run(launcher.grace()).await {
+        tracing::debug!(error = %error.report(), "what a service has left running was not looked for");
     }
+    root.signal_group(Signal::KILL);
+    reap(root).await
+}
+
+async fn reap(root: &mut Root) -> ExitStatus {
+    timeout(REAP_PATIENCE, root.ended()).await.unwrap_or_else(|_| {
+        tracing::error!("a killed command does not end");
+        ExitStatus::Unknown { reason: "it does not end, not even by SIGKILL".to_owned() }
+    })
 }
 
 /// Passes the output on for ever, at the pace of whoever reads it.

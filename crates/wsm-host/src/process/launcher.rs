@@ -84,6 +84,8 @@ pub(crate) struct Launch<D> {
     pub(crate) _token: TaskTrackerToken,
     /// When the command is ended with all that it started.
     pub(crate) deadline: Option<Instant>,
+    /// For a service, what asks it to end.
+    pub(crate) service: Option<CancellationToken>,
 }
 
 /// Where a command's input comes from.
@@ -212,7 +214,7 @@ impl Launcher {
     where
         D: Fn() -> Result<OwnedFd>,
     {
-        let Launch { command, stdin, directory, host, _token: _, deadline } = launch;
+        let Launch { command, stdin, directory, host, _token: _, deadline, service } = launch;
         let directory = directory()?;
         let started = self.fork(command, *stdin, &directory, host);
         let Started { root, number, input, stdout, stderr } = match started {
@@ -231,6 +233,7 @@ impl Launcher {
             stderr,
             events: sender,
             deadline: *deadline,
+            service: service.clone(),
             closing: host.closing.clone(),
             launcher: Arc::clone(self),
             number,

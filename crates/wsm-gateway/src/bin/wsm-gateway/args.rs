@@ -8,7 +8,7 @@ use crate::file_args::{FileAction, parse_glob, parse_grep, parse_unpack};
 
 pub(crate) const USAGE: &str = "\
 usage: wsm-gateway serve (--door N [--port N] | --fd N | --socket PATH | --stdio)
-                         [--id ID] [--workdir DIR] [--path DIR]...
+                         [--id ID] [--workdir DIR] [--path DIR]... [--mcp-servers N]
        wsm-gateway call [--socket PATH]
        wsm-gateway glob PATTERN [--limit N] [-i] [--directories | --any] [WHERE]
        wsm-gateway grep PATTERN [-i] [-F] [-w] [-U] [-l | -c] [-A N] [-B N] [-C N] [-g GLOB] [-t TYPE] [--limit N]
@@ -25,6 +25,7 @@ usage: wsm-gateway serve (--door N [--port N] | --fd N | --socket PATH | --stdio
   --id ID        the workspace's id
   --workdir DIR  where commands run and relative paths start [the current directory]
   --path DIR     where commands are looked for first, below the workdir
+  --mcp-servers N  how many MCP servers may live at once [16]
 
 call reads one request from stdin, a line of JSON and then its body, and answers in frames on stdout:
 
@@ -54,6 +55,7 @@ pub(crate) struct Serve {
     pub(crate) workdir: Option<PathBuf>,
     /// Directories below the workdir that go before all others on `PATH`.
     pub(crate) path: Vec<PathBuf>,
+    pub(crate) mcp_servers: Option<usize>,
 }
 
 /// Where connections come from.
@@ -90,6 +92,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Action, 
 
 fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String> {
     let (mut sources, mut port, mut id, mut workdir, mut path) = (Vec::new(), None, None, None, Vec::new());
+    let mut mcp_servers = None;
     while let Some(arg) = args.next() {
         let mut value = |what: &str| args.next().ok_or(format!("`{}` needs {what}", arg.display()));
         match arg.to_str() {
@@ -125,6 +128,13 @@ fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String
                     return Err("`--workdir` is there twice".to_owned());
                 }
             }
+            Some("--mcp-servers") => {
+                let number = value("a number")?;
+                let parsed = number.to_str().and_then(|text| text.parse().ok()).filter(|&number| number > 0);
+                let problem =
+                    || format!("`--mcp-servers` needs a number from 1 on, and `{}` is none", number.display());
+                mcp_servers = Some(parsed.ok_or_else(problem)?);
+            }
             _ => return Err(format!("`serve` does not know `{}`", arg.display())),
         }
     }
@@ -132,7 +142,7 @@ fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String
         return Err("`--port` needs a `--door`, through which its token is told".to_owned());
     }
     match (sources.pop(), sources.pop()) {
-        (Some(source), None) => Ok(Serve { source, port, id, workdir, path }),
+        (Some(source), None) => Ok(Serve { source, port, id, workdir, path, mcp_servers }),
         _ => Err("`serve` needs one of `--door`, `--fd`, `--socket` and `--stdio`".to_owned()),
     }
 }
@@ -167,6 +177,7 @@ mod tests {
                 id: None,
                 workdir: workdir.map(PathBuf::from),
                 path: Vec::new(),
+                mcp_servers: None,
             }))
         };
         assert_eq!(parse("serve --fd 3"), serve(Source::Fd(3), None));
@@ -186,8 +197,9 @@ mod tests {
             id: Some(WorkspaceId::new("w 1").unwrap()),
             workdir: None,
             path: vec!["a/bin".into(), "b".into()],
+            mcp_servers: Some(3),
         };
-        let args = ["serve", "--id", "w 1", "--path", "a/bin", "--path", "b", "--stdio"];
+        let args = ["serve", "--id", "w 1", "--path", "a/bin", "--path", "b", "--mcp-servers", "3", "--stdio"];
         assert_eq!(super::parse(args.into_iter().map(OsString::from)), Ok(Action::Serve(described)));
     }
 
@@ -215,6 +227,8 @@ mod tests {
             ("call --socket", "`--socket` needs"),
             ("call me", "`me`"),
             ("glob", "needs a pattern"),
+            ("serve --stdio --mcp-servers 0", "from 1 on"),
+            ("serve --stdio --mcp-servers many", "`many`"),
         ] {
             let problem = parse(line).unwrap_err();
             assert!(problem.contains(named), "{line}: {problem}");

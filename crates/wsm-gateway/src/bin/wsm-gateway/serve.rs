@@ -23,7 +23,7 @@ use tokio::{
     time::timeout,
 };
 use wsm_core::{Error, ErrorKind, Result, WorkspaceId, WorkspaceInfo};
-use wsm_gateway::{HostFileTools, Served};
+use wsm_gateway::{HostFileTools, McpLimits, McpRegistry, Served};
 use wsm_host::{Environment, HostWorkspace, Launcher, Opening, Reach};
 
 use crate::{
@@ -50,7 +50,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// `invalid_input` when something about the options can not be used; `backend` when the other side does not keep to the
 /// protocol.
 pub(crate) fn serve(options: Serve) -> Result<()> {
-    let Serve { source, port, id, workdir, path } = options;
+    let Serve { source, port, id, workdir, path, mcp_servers } = options;
     shut_commands_out()?;
     // Before anything else is opened that could have the number.
     let channel = Channel::open(source)?;
@@ -61,7 +61,7 @@ pub(crate) fn serve(options: Serve) -> Result<()> {
         .max_blocking_threads(BLOCKING_THREADS)
         .build()
         .map_err(|cause| Error::new(ErrorKind::Backend, "no runtime can be made").with_source(cause))?;
-    runtime.block_on(run(channel, port, opening))
+    runtime.block_on(run(channel, port, opening, mcp_servers))
 }
 
 /// To be called before any command can run: it has the same user, and would otherwise be allowed to take the channel out of
@@ -111,7 +111,12 @@ pub(crate) struct Opened {
     launcher: Arc<Launcher>,
 }
 
-async fn run(channel: Channel, port: Option<Port>, Opened { opening, launcher }: Opened) -> Result<()> {
+async fn run(
+    channel: Channel,
+    port: Option<Port>,
+    Opened { opening, launcher }: Opened,
+    mcp_servers: Option<usize>,
+) -> Result<()> {
     // Anybody in a sandbox may send the signal, to which its first process is deaf as long as it does not ask for it. So
     // where the channel is what ends it, it does not.
     let mut terminated = match &channel {
@@ -135,15 +140,24 @@ async fn run(channel: Channel, port: Option<Port>, Opened { opening, launcher }:
             None => std::future::pending().await,
         }
     };
+    let host = Arc::new(HostWorkspace::new(Arc::clone(&opening)));
+    let mut limits = McpLimits::default();
+    limits.max_servers = mcp_servers.unwrap_or(limits.max_servers);
+    let mcp = McpRegistry::new(Arc::clone(&host), limits);
     let work = async {
         let tools = HostFileTools::new(&opening.info().workdir);
-        let served = Served::new(Arc::new(HostWorkspace::new(Arc::clone(&opening)))).with_file_tools(Arc::new(tools));
+        let served = Served::new(host).with_file_tools(Arc::new(tools)).with_mcp(mcp.clone());
         let result = tokio::select! {
             result = serve_channel(channel, port, served) => result,
             _ = terminated => Ok(()),
         };
+        let ended = async {
+            // Before what they run in ends, so that they have their chance to end by themselves.
+            mcp.close().await;
+            opening.end().await
+        };
         // What does not end in time ends with the first process, or is left to whoever started this one.
-        match timeout(END_LIMIT, opening.end()).await {
+        match timeout(END_LIMIT, ended).await {
             Ok(ended) => ended.and(result),
             Err(_) => result,
         }

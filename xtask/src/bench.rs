@@ -34,7 +34,7 @@ pub(crate) fn bench(subject: Subject, duration: Duration) -> Result<()> {
 }
 
 fn gateway() -> Result<()> {
-    let program = gateway::gateway()?;
+    let program = gateway::gateway(false)?;
     println!("\n# The gateway, over a socket pair");
     let bench = ["bench", "--locked", "--package", "wsm-gateway", "--bench"];
     let whole = [&bench[..], &["gateway", "--features", "program"]].concat();

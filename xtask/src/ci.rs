@@ -27,11 +27,11 @@ const STEPS: [Step; 15] = [
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])),
     ("tidy", || tidy::tidy().map(|()| Outcome::Done)),
     // Before the tests, which drive sandboxes with it.
-    ("gateway, as one static program", || gateway::gateway().map(|_| Outcome::Done)),
+    ("gateway, as one static program", || gateway::gateway(false).map(|_| Outcome::Done)),
     ("test", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"])),
     ("test with real sandboxes", || it::bubblewrap().map(|()| Outcome::Done)),
     ("test the gateway's program", || {
-        // With TLS, as it is built above.
+        // With all that it can be built with.
         let lint = ["clippy", "--package", "wsm-gateway", "--features", "tls", "--all-targets", "--locked"];
         cargo(&[&lint[..], &["--", "--deny", "warnings"]].concat())?;
         let program = ["test", "--package", "wsm-gateway", "--features", "program", "--locked"];
@@ -51,6 +51,10 @@ const STEPS: [Step; 15] = [
         let tests = ["test", "--package", "wsm-gateway", "--features", "program", "--locked"];
         let mut tests = command("cargo", &[&tests[..], &["--test", "mcp", "--test", "mcp_program"]].concat());
         run_command(tests.env("WSM_REQUIRE", "mcp"))?;
+        // The static program has no TLS by default, so that this runs with one that is not static.
+        let tests = ["test", "--package", "wsm-gateway", "--features", "tls", "--locked", "--test", "mcp_program"];
+        let mut tests = command("cargo", &[&tests[..], &["behind_https"]].concat());
+        run_command(tests.env("WSM_REQUIRE", "tls").env("WSM_GATEWAY", ""))?;
         Ok(Outcome::Done)
     }),
     ("every backend alone", || {

@@ -57,7 +57,11 @@ enum Task {
         seconds: u64,
     },
     /// Builds the program that runs inside of sandboxes: one static file.
-    Gateway,
+    Gateway {
+        /// Also reaches MCP servers behind `https`. A good megabyte more.
+        #[arg(long)]
+        tls: bool,
+    },
     /// Rewrites the files that are made of code, such as the OpenAPI document.
     Codegen,
 }
@@ -78,7 +82,7 @@ fn main() -> anyhow::Result<()> {
         Task::Bench { subject, seconds } => bench::bench(subject, std::time::Duration::from_secs(seconds)),
         Task::Fuzz { targets, seconds } => fuzz::fuzz(&targets, seconds),
         Task::It { engine } => it::it(&engine),
-        Task::Gateway => gateway::gateway().map(drop),
+        Task::Gateway { tls } => gateway::gateway(tls).map(drop),
         Task::Codegen => ci::codegen(),
     }
 }

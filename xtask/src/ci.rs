@@ -29,6 +29,7 @@ const STEPS: [Step; 15] = [
     // Before the tests, which drive sandboxes with it.
     ("gateway, as one static program", || gateway::gateway(false).map(|_| Outcome::Done)),
     ("test", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"])),
+    ("setup of MCP servers", || mcp::setup().map(|()| Outcome::Done)),
     ("test with real sandboxes", || it::bubblewrap().map(|()| Outcome::Done)),
     ("test the gateway's program", || {
         // With all that it can be built with.
@@ -44,7 +45,6 @@ const STEPS: [Step; 15] = [
         }
         fuzz::fuzz(&[], FUZZ_SECONDS).map(|()| Outcome::Done)
     }),
-    ("setup of MCP servers", || mcp::setup().map(|()| Outcome::Done)),
     ("test the gateway's MCP", || {
         let build = ["build", "--package", "wsm-gateway", "--features", "program", "--locked"];
         cargo(&[&build[..], &["--example", "mcp_fixture"]].concat())?;

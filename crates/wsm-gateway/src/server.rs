@@ -19,6 +19,7 @@ use wsm_core::{
 
 use crate::{
     call::ExecCalls,
+    client::Io,
     file_tools::FileTools,
     frame::{Channel, Frame, Kind},
     link::{Allowance, FrameReader, FrameSender, Window, write_frames},
@@ -81,6 +82,8 @@ impl Served {
 ///
 /// Dropping the future ends the connection; what goes on for it is ended, though not awaited.
 pub async fn serve(served: Served, io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Result<()> {
+    // One kind of connection for all of what follows, of which the program would else have a copy for each kind.
+    let io: Box<dyn Io> = Box::new(io);
     let (reader, writer) = tokio::io::split(io);
     let (frames, queue) = FrameSender::channel();
     let tasks = TaskTracker::new();

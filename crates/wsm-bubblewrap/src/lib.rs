@@ -32,7 +32,8 @@ const KIND: &str = "bubblewrap";
 /// use wsm_gateway::GatewayLayer;
 ///
 /// let config = BubblewrapConfig::new("/var/lib/wsm/workspaces");
-/// let manager = BubblewrapWorkspaceManager::builder(config).layer(GatewayLayer::new(gateway)).build()?;
+/// let layer = std::sync::Arc::new(GatewayLayer::new(gateway));
+/// let manager = BubblewrapWorkspaceManager::builder(config).layer(layer).build()?;
 /// let workspace = manager.get_workspace(&GetRequest::new(Scope::new("ann", "coder", "s1")?)).await?;
 /// println!("{}", workspace.sh("id; ls /").await?.stdout.to_text());
 /// # Ok(())

@@ -21,7 +21,7 @@ enum Outcome {
 /// Enough to see that the targets work. Looking for something takes hours.
 const FUZZ_SECONDS: u64 = 10;
 
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 16] = [
     ("setup", || setup::setup().map(|()| Outcome::Done)),
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])),
@@ -31,6 +31,12 @@ const STEPS: [Step; 15] = [
     ("test", || cargo(&["test", "--workspace", "--locked", "--no-fail-fast"])),
     ("setup of MCP servers", || mcp::setup().map(|()| Outcome::Done)),
     ("test with real sandboxes", || it::bubblewrap().map(|()| Outcome::Done)),
+    ("test with real containers", || {
+        if !it::is_root() {
+            return Ok(Outcome::Skipped("only root can start an engine for tests"));
+        }
+        it::docker().map(|()| Outcome::Done)
+    }),
     ("test the gateway's program", || {
         // With all that it can be built with.
         let lint = ["clippy", "--package", "wsm-gateway", "--features", "tls", "--all-targets", "--locked"];
@@ -62,6 +68,7 @@ const STEPS: [Step; 15] = [
         cargo(&["check", "--locked", "--package", "wsm-local", "--package", "wsm-core"])?;
         cargo(&["check", "--locked", "--package", "wsm-gateway"])?;
         cargo(&["check", "--locked", "--package", "wsm-bubblewrap"])?;
+        cargo(&["check", "--locked", "--package", "wsm-docker"])?;
         cargo(&["check", "--locked", "--package", "wsm-app", "--no-default-features"])
     }),
     ("examples", examples),
@@ -108,7 +115,9 @@ fn print_summary(summary: &[(&str, &str, Duration, String)]) {
     for (name, verdict, duration, why) in summary {
         println!("{name:<26} {verdict:<8} {:>4} s  {why}", duration.as_secs());
     }
-    println!("\nbackends: `local`, `bubblewrap` and the in-memory one ran the whole suite against this machine");
+    println!(
+        "\nbackends: `local`, `bubblewrap`, `docker` and the in-memory one ran the whole suite against this machine"
+    );
 }
 
 fn cargo(args: &[&str]) -> Result<Outcome> {

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::{
-    gateway,
-    run::{is_installed, output, run_command},
+    docker, gateway,
+    run::{is_installed, output, root, run_command},
 };
 
 /// A user who exists for nobody: neither in a group, nor in the list of users.
@@ -71,6 +71,22 @@ impl Drop for Stage {
     }
 }
 
+/// Everything about containers, with the gateway reached over its socket and through the engine.
+pub(crate) fn docker() -> Result<()> {
+    docker::setup()?;
+    for (name, executable) in executables("wsm-docker")? {
+        let ways: &[&str] = if name == "conformance" { &["socket", "engine"] } else { &["socket"] };
+        for way in ways {
+            println!("\n{name}, WSM_TEST_CONNECT={way}");
+            let mut test = Command::new(&executable);
+            test.current_dir(root().join("crates/wsm-docker")).env("WSM_TEST_CONNECT", way);
+            test.env("WSM_REQUIRE", "docker").env("WSM_TEST_DOCKER_HOST", docker::host());
+            run_command(test.env("WSM_GATEWAY", gateway::path()))?;
+        }
+    }
+    Ok(())
+}
+
 /// The integration tests of a crate, by name.
 fn executables(package: &str) -> Result<Vec<(String, PathBuf)>> {
     let build =
@@ -97,7 +113,7 @@ fn as_user(executable: &Path, user: Option<&str>) -> Command {
     command
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     is_installed("setpriv") && output("id", &["-u"]).is_ok_and(|id| id.trim() == "0")
 }
 
@@ -105,6 +121,7 @@ fn is_root() -> bool {
 pub(crate) fn it(engine: &str) -> Result<()> {
     match engine {
         "bubblewrap" => bubblewrap().context("tests with real sandboxes"),
-        _ => anyhow::bail!("there are no tests for `{engine}`: only for `bubblewrap`"),
+        "docker" => docker().context("tests with real containers"),
+        _ => anyhow::bail!("there are no tests for `{engine}`: only for `bubblewrap` and `docker`"),
     }
 }

@@ -5,6 +5,7 @@
 mod bench;
 mod ci;
 mod client;
+mod docker;
 mod fuzz;
 mod gateway;
 mod it;
@@ -45,7 +46,7 @@ enum Task {
     },
     /// Tests against a real engine, in every way in which it can be run here.
     It {
-        /// Which: `bubblewrap`.
+        /// Which: `bubblewrap` or `docker`.
         engine: String,
     },
     /// Feeds what reads bytes from outside with bytes that nobody has thought of.
@@ -69,6 +70,8 @@ enum Task {
 /// What only some tests need.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Extra {
+    /// A Docker engine with the images that tests need, as root.
+    Docker,
     /// The MCP servers of others that the gateway is tested with.
     Mcp,
 }
@@ -78,6 +81,7 @@ fn main() -> anyhow::Result<()> {
         Task::Ci => ci::ci(),
         Task::Setup { what: None } => setup::setup(),
         Task::Setup { what: Some(Extra::Mcp) } => mcp::setup(),
+        Task::Setup { what: Some(Extra::Docker) } => docker::setup(),
         Task::Tidy => tidy::tidy(),
         Task::Bench { subject, seconds } => bench::bench(subject, std::time::Duration::from_secs(seconds)),
         Task::Fuzz { targets, seconds } => fuzz::fuzz(&targets, seconds),

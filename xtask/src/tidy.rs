@@ -66,7 +66,7 @@ fn check_arrows(faults: &mut Vec<String>) -> Result<()> {
             "wsm-core" => &[],
             "wsm-conformance" | "wsm-host" | "wsm-gateway" => &["wsm-core"],
             "wsm-toolkit" => &["wsm-core", "wsm-gateway"],
-            "wsm-local" | "wsm-bubblewrap" => &["wsm-core", "wsm-host"],
+            "wsm-local" | "wsm-bubblewrap" | "wsm-docker" => &["wsm-core", "wsm-host"],
             name if BACKENDS.contains(&name) => &["wsm-core"],
             _ => continue,
         };

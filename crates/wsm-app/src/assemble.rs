@@ -9,7 +9,7 @@ use wsm_core::{
     WorkspaceManager,
 };
 
-#[cfg(any(feature = "local", feature = "bubblewrap"))]
+#[cfg(any(feature = "local", feature = "bubblewrap", feature = "docker"))]
 use crate::config::field_names;
 use crate::config::{Settings, parse_duration};
 
@@ -32,13 +32,25 @@ pub static BACKENDS: &[BackendKind] = &[
         check: check::<wsm_bubblewrap::BubblewrapConfig>,
         build: |parts| {
             build_with::<wsm_bubblewrap::BubblewrapConfig>(parts, |config| {
-                // Read here, where there is no runtime to hold up: once, at the start.
-                let gateway = wsm_gateway::GatewayLayer::new(wsm_gateway::find_program()?);
-                Ok(vec![Arc::new(gateway.with_packages(config.extra_pip.clone()))])
+                Ok(vec![Arc::new(gateway()?.with_packages(config.extra_pip.clone()))])
             })
         },
     },
+    #[cfg(feature = "docker")]
+    BackendKind {
+        name: "docker",
+        option_keys: field_names::<wsm_docker::DockerConfig>,
+        check: check::<wsm_docker::DockerConfig>,
+        // Its packages are in the image.
+        build: |parts| build_with::<wsm_docker::DockerConfig>(parts, |_| Ok(vec![Arc::new(gateway()?)])),
+    },
 ];
+
+/// Drives sandboxes by the gateway of this installation. Reads it, which is done once, at the start.
+#[cfg(any(feature = "bubblewrap", feature = "docker"))]
+fn gateway() -> Result<wsm_gateway::GatewayLayer> {
+    Ok(wsm_gateway::GatewayLayer::new(wsm_gateway::find_program()?))
+}
 
 /// A kind of backend that can be configured by name.
 #[derive(Debug)]
@@ -108,7 +120,10 @@ pub fn manager(settings: &Settings, listener: Option<Arc<dyn EventListener>>) ->
     (settings.backend.build)(parts)
 }
 
-#[cfg_attr(not(any(feature = "local", feature = "bubblewrap")), allow(dead_code, reason = "this build has no backend"))]
+#[cfg_attr(
+    not(any(feature = "local", feature = "bubblewrap", feature = "docker")),
+    allow(dead_code, reason = "this build has no backend")
+)]
 fn check<C: DeserializeOwned>(options: &Table) -> Result<(), String> {
     options.clone().try_into::<C>().map(|_| ()).map_err(|error| error.message().to_owned())
 }
@@ -124,7 +139,7 @@ where
 
 /// As [`build`], with the layers that the configuration asks for.
 #[cfg_attr(
-    not(any(feature = "local", feature = "bubblewrap")),
+    not(any(feature = "local", feature = "bubblewrap", feature = "docker")),
     expect(dead_code, reason = "this build has no backend")
 )]
 fn build_with<C>(

@@ -1,7 +1,7 @@
 //! The directory below which everything lies: how it is laid out, and that it is still the same one.
 //!
 //! ```text
-//! <basedir>/<a>/<b>                    a workspace at a place that its backend prefers
+//! <basedir>/<a>/<b>, <basedir>/<a>     a workspace at a place that its backend prefers
 //! <basedir>/.wsm/workspaces/<id>       every other workspace
 //! <basedir>/.wsm/index/<id>.json       where the workspace of an id is, and whose
 //! <basedir>/.wsm/places/<place>        which id a preferred place was given to
@@ -9,10 +9,11 @@
 //! <basedir>/.wsm/lock                  held while the index is changed
 //! ```
 //!
-//! Preferred places have exactly two parts, neither of which begins with a dot, as encoded ids do not. So none is below
-//! `.wsm`, and no workspace lies inside another.
+//! Preferred places have one or two parts, none of which begins with a dot, as encoded ids do not. So none is below `.wsm`. A
+//! place that would lie in another or around it is not given, so that no workspace lies inside another.
 
 use std::{
+    fmt,
     fs::File,
     io,
     os::{
@@ -49,6 +50,13 @@ pub(crate) const PRIVATE_DIR: Mode = Mode::RWXU;
 pub struct Identity {
     pub(crate) dev: u64,
     pub(crate) ino: u64,
+}
+
+/// To be written down and compared.
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.dev, self.ino)
+    }
 }
 
 impl From<&Stat> for Identity {

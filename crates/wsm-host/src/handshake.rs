@@ -51,6 +51,18 @@ impl Token {
         &self.0
     }
 
+    /// The same as text: 64 hexadecimal digits.
+    pub fn to_text(&self) -> String {
+        hex::encode(self.0)
+    }
+
+    /// One that was told as text; none for anything else.
+    pub fn from_text(text: &str) -> Option<Self> {
+        let mut bytes = [0; LENGTH];
+        hex::decode_to_slice(text, &mut bytes).ok()?;
+        Some(Self(bytes))
+    }
+
     fn prove(&self, side: &[u8], challenge: &[u8; LENGTH]) -> Result<Blake2bMac<U32>> {
         let mut mac = Blake2bMac::<U32>::new_from_slice(&self.0)
             .map_err(|cause| Error::new(ErrorKind::Backend, "the token has a wrong length").with_source(cause))?;
@@ -160,5 +172,7 @@ mod tests {
         let ((), admitted) = tokio::join!(mirror, admit(&mut far, &token));
         assert_eq!(admitted.unwrap_err().kind(), ErrorKind::PermissionDenied);
         assert_eq!(format!("{token:?}"), "Token");
+        assert_eq!(Token::from_text(&token.to_text()).unwrap().as_bytes(), token.as_bytes());
+        assert!(Token::from_text("00").is_none());
     }
 }

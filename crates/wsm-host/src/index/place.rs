@@ -22,8 +22,8 @@ pub struct Wanted {
     pub id: WorkspaceId,
     /// Who wants it.
     pub owner: Option<UserId>,
-    /// Where in the basedir a new one is put, as two encoded names with a slash between them, unless another id has that
-    /// place. Without it, or then, it gets a directory that is named after the id.
+    /// Where in the basedir a new one is put, as one encoded name or two with a slash between them, unless another id has
+    /// that place, or it would lie in another one's or around it. Without it, or then, it gets a directory that is named after the id.
     pub preferred: Option<String>,
     /// Whether it may be somebody else's.
     pub allow_foreign_owner: bool,
@@ -150,25 +150,41 @@ fn choose_path(index: &Index, base: &OwnedFd, id: &WorkspaceId, preferred: Optio
 /// Notes that a preferred place is given to `id`, unless another id has it.
 fn claim_place(index: &Index, base: &OwnedFd, path: &str, id: &WorkspaceId) -> Result<bool> {
     let places = open_places(base)?;
-    let name = place_name(path);
-    let holder =
-        match openat(&places, name.as_str(), OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(file) => std::io::read_to_string(std::fs::File::from(file))
-                .map_err(|cause| error::io("who has the agent's directory could not be read", cause))?,
-            Err(Errno::NOENT) => String::new(),
-            Err(errno) => return Err(error::system("who has the agent's directory could not be read", errno)),
-        };
+    let holder = read_claim(&places, path)?;
+    let overlaps = match path.split_once('/') {
+        Some((parent, _)) => places_holder(index, &places, parent)?.is_some(),
+        // What is there without being this id's may hold other places.
+        None => holder.as_ref() != Some(id) && look(base, path)?.is_some(),
+    };
+    if overlaps {
+        return Ok(false);
+    }
     // A claim without a record was left by a crash.
-    if let Ok(holder) = WorkspaceId::new(&holder)
-        && holder != *id
-        && index.read(&holder)?.is_some_and(|record| record.path == path)
-    {
+    if places_holder(index, &places, path)?.is_some_and(|holder| holder != *id) {
         return Ok(false);
     }
     index
-        .replace(&places, &name, id.as_str().as_bytes())
+        .replace(&places, &place_name(path), id.as_str().as_bytes())
         .map_err(|cause| error::io("the agent's directory could not be claimed", cause))?;
     Ok(true)
+}
+
+/// Which workspace has a preferred place.
+fn places_holder(index: &Index, places: &OwnedFd, path: &str) -> Result<Option<WorkspaceId>> {
+    let Some(holder) = read_claim(places, path)? else { return Ok(None) };
+    let has_it = index.read(&holder)?.is_some_and(|record| record.path == path);
+    Ok(has_it.then_some(holder))
+}
+
+fn read_claim(places: &OwnedFd, path: &str) -> Result<Option<WorkspaceId>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match openat(places, place_name(path).as_str(), flags, Mode::empty()) {
+        Ok(file) => std::io::read_to_string(std::fs::File::from(file))
+            .map(|holder| WorkspaceId::new(holder).ok())
+            .map_err(|cause| error::io("who has a place could not be read", cause)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(error::system("who has a place could not be read", errno)),
+    }
 }
 
 fn release_place(base: &OwnedFd, record: &Record) -> Result<()> {
@@ -205,7 +221,10 @@ pub(crate) fn look(base: &OwnedFd, path: &str) -> Result<Option<Identity>> {
 
 fn make(base: &OwnedFd, path: &str) -> Result<Identity> {
     let make = || -> Result<Identity, Errno> {
-        let (parent, name) = path.rsplit_once('/').ok_or(Errno::INVAL)?;
+        let Some((parent, name)) = path.rsplit_once('/') else {
+            mkdirat(base, path, PRIVATE_DIR)?;
+            return Ok(Identity::from(&fstat(open_directory(base, path)?)?));
+        };
         match mkdirat(base, parent, PRIVATE_DIR) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno),

@@ -7,9 +7,10 @@ use wsm_core::WorkspaceId;
 use crate::file_args::{FileAction, parse_glob, parse_grep, parse_unpack};
 
 pub(crate) const USAGE: &str = "\
-usage: wsm-gateway serve (--door N [--port N] | --fd N | --socket PATH | --stdio)
+usage: wsm-gateway serve (--door N [--port N] | --fd N | --socket PATH [--token] | --stdio)
                          [--id ID] [--workdir DIR] [--path DIR]... [--mcp-servers N]
        wsm-gateway call [--socket PATH]
+       wsm-gateway relay --socket PATH
        wsm-gateway glob PATTERN [--limit N] [-i] [--directories | --any] [WHERE]
        wsm-gateway grep PATTERN [-i] [-F] [-w] [-U] [-l | -c] [-A N] [-B N] [-C N] [-g GLOB] [-t TYPE] [--limit N]
                         [--max-line-bytes N] [--max-bytes N] [WHERE]
@@ -22,6 +23,7 @@ usage: wsm-gateway serve (--door N [--port N] | --fd N | --socket PATH | --stdio
   --fd N         serve one connection over an inherited unix socket, and end with it
   --stdio        serve one connection over stdin and stdout, and end with it
   --socket PATH  listen on a unix socket, and serve every connection until SIGTERM
+  --token        serve there whoever knows the token in the variable WSM_GATEWAY_TOKEN, which no command gets to see
   --id ID        the workspace's id
   --workdir DIR  where commands run and relative paths start [the current directory]
   --path DIR     where commands are looked for first, below the workdir
@@ -31,6 +33,8 @@ call reads one request from stdin, a line of JSON and then its body, and answers
 
   --socket PATH  by a gateway that listens there [alone]
 
+relay passes stdin to a gateway that listens there, and its answers to stdout.
+
 WHERE is any of --path DIR, --hidden, --no-ignore, --follow, --max-depth N, --max-entries N, --timeout SECONDS, and --json
 for an answer in lines of JSON. unpack reads the archive from stdin, or from --file.";
 
@@ -39,6 +43,8 @@ for an answer in lines of JSON. unpack reads the archive from stdin, or from --f
 pub(crate) enum Action {
     Serve(Serve),
     Call(Option<PathBuf>),
+    /// The socket of the gateway.
+    Relay(PathBuf),
     /// Whether to answer in JSON.
     Files(FileAction, bool),
     Version,
@@ -51,6 +57,8 @@ pub(crate) struct Serve {
     pub(crate) source: Source,
     /// With a door, where connections come in instead.
     pub(crate) port: Option<u16>,
+    /// With a socket, whether callers must know the token.
+    pub(crate) token: bool,
     pub(crate) id: Option<WorkspaceId>,
     pub(crate) workdir: Option<PathBuf>,
     /// Directories below the workdir that go before all others on `PATH`.
@@ -77,6 +85,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Action, 
     let action = match action.to_str() {
         Some("serve") => return parse_serve(args).map(Action::Serve),
         Some("call") => return parse_call(args).map(Action::Call),
+        Some("relay") => return parse_relay(args).map(Action::Relay),
         Some("glob") => return parse_glob(args).map(|(action, json)| Action::Files(action, json)),
         Some("grep") => return parse_grep(args).map(|(action, json)| Action::Files(action, json)),
         Some("unpack") => return parse_unpack(args).map(|(action, json)| Action::Files(action, json)),
@@ -92,7 +101,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Action, 
 
 fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String> {
     let (mut sources, mut port, mut id, mut workdir, mut path) = (Vec::new(), None, None, None, Vec::new());
-    let mut mcp_servers = None;
+    let (mut mcp_servers, mut token) = (None, false);
     while let Some(arg) = args.next() {
         let mut value = |what: &str| args.next().ok_or(format!("`{}` needs {what}", arg.display()));
         match arg.to_str() {
@@ -104,6 +113,7 @@ fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String
                 let number = parsed.ok_or_else(problem)?;
                 sources.push(if option == "--fd" { Source::Fd(number) } else { Source::Door(number) });
             }
+            Some("--token") => token = true,
             Some("--port") => {
                 let number = value("a port")?;
                 let parsed: Option<u16> = number.to_str().and_then(|text| text.parse().ok()).filter(|&port| port > 0);
@@ -141,8 +151,11 @@ fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String
     if port.is_some() && !matches!(sources[..], [Source::Door(_)]) {
         return Err("`--port` needs a `--door`, through which its token is told".to_owned());
     }
+    if token && !matches!(sources[..], [Source::Socket(_)]) {
+        return Err("`--token` needs a `--socket`".to_owned());
+    }
     match (sources.pop(), sources.pop()) {
-        (Some(source), None) => Ok(Serve { source, port, id, workdir, path, mcp_servers }),
+        (Some(source), None) => Ok(Serve { source, port, token, id, workdir, path, mcp_servers }),
         _ => Err("`serve` needs one of `--door`, `--fd`, `--socket` and `--stdio`".to_owned()),
     }
 }
@@ -160,6 +173,16 @@ fn parse_call(mut args: impl Iterator<Item = OsString>) -> Result<Option<PathBuf
     Ok(socket)
 }
 
+fn parse_relay(mut args: impl Iterator<Item = OsString>) -> Result<PathBuf, String> {
+    match (args.next(), args.next(), args.next()) {
+        (Some(option), Some(path), None) if option == "--socket" => Ok(path.into()),
+        (Some(option), Some(_), Some(extra)) if option == "--socket" => {
+            Err(format!("`{}` is too much", extra.display()))
+        }
+        _ => Err("`relay` needs `--socket` and a path".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,6 +197,7 @@ mod tests {
             Ok(Action::Serve(Serve {
                 source,
                 port: None,
+                token: false,
                 id: None,
                 workdir: workdir.map(PathBuf::from),
                 path: Vec::new(),
@@ -194,6 +218,7 @@ mod tests {
         let described = Serve {
             source: Source::Stdio,
             port: None,
+            token: false,
             id: Some(WorkspaceId::new("w 1").unwrap()),
             workdir: None,
             path: vec!["a/bin".into(), "b".into()],
@@ -224,6 +249,10 @@ mod tests {
             ("serve --door 3 --port 0", "`0`"),
             ("serve --door 3 --port 1 --port 2", "twice"),
             ("serve --stdio --colour", "`--colour`"),
+            ("serve --stdio --token", "`--token` needs a `--socket`"),
+            ("relay", "needs `--socket`"),
+            ("relay --socket", "needs `--socket`"),
+            ("relay --socket a b", "`b`"),
             ("call --socket", "`--socket` needs"),
             ("call me", "`me`"),
             ("glob", "needs a pattern"),

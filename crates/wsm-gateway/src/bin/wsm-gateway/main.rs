@@ -11,6 +11,7 @@ mod files;
 mod inherited;
 mod orphans;
 mod port;
+mod relay;
 mod serve;
 
 use std::process::ExitCode;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         }
         Action::Serve(options) => return ended(serve::serve(options)),
         Action::Call(socket) => return ended(call::call(socket)),
+        Action::Relay(socket) => return ended(relay::relay(&socket)),
         Action::Files(action, json) => return ended(files::run(action, json)),
     }
     ExitCode::SUCCESS

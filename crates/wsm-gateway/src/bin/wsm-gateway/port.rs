@@ -1,4 +1,4 @@
-//! A port of the loopback, whose callers must know a token.
+//! Callers who must know a token: on a port of the loopback, or on a socket that others can reach as well.
 
 use std::{
     io::ErrorKind as IoErrorKind,
@@ -7,7 +7,8 @@ use std::{
 };
 
 use tokio::{
-    net::{TcpListener, TcpStream},
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixStream},
     time::timeout,
 };
 use wsm_core::{Error, ErrorKind, Result};
@@ -69,11 +70,31 @@ impl Port {
 ///
 /// Dropping the future ends the connection.
 pub(crate) async fn serve_proven(served: Served, mut stream: TcpStream, token: Token) -> Result<()> {
-    let unproven = |_| Error::new(ErrorKind::Timeout, "a caller did not prove itself in time");
-    timeout(ADMISSION_LIMIT, admit(&mut stream, &token)).await.map_err(unproven)??;
+    prove(&mut stream, &token).await?;
     // Answers would otherwise wait for acknowledgements.
     stream
         .set_nodelay(true)
         .map_err(|cause| Error::new(ErrorKind::Unavailable, "the connection broke").with_source(cause))?;
     wsm_gateway::serve(served, stream).await
+}
+
+/// Serves a caller on a socket, who must know the token if there is one.
+///
+/// # Errors
+///
+/// As for [`serve_proven`].
+///
+/// # Cancel safety
+///
+/// Dropping the future ends the connection.
+pub(crate) async fn serve_caller(served: Served, mut stream: UnixStream, token: Option<Token>) -> Result<()> {
+    if let Some(token) = token {
+        prove(&mut stream, &token).await?;
+    }
+    wsm_gateway::serve(served, stream).await
+}
+
+async fn prove(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), token: &Token) -> Result<()> {
+    let unproven = |_| Error::new(ErrorKind::Timeout, "a caller did not prove itself in time");
+    timeout(ADMISSION_LIMIT, admit(stream, token)).await.map_err(unproven)?
 }

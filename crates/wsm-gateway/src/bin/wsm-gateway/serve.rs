@@ -24,20 +24,22 @@ use tokio::{
 };
 use wsm_core::{Error, ErrorKind, Result, WorkspaceId, WorkspaceInfo};
 use wsm_gateway::{HostFileTools, McpLimits, McpRegistry, Served};
-use wsm_host::{Environment, HostWorkspace, Launcher, Opening, Reach};
+use wsm_host::{Environment, HostWorkspace, Launcher, Opening, Reach, handshake::Token};
 
 use crate::{
     args::Serve,
     channel::{Channel, join_pipes},
     door::Door,
     orphans::Reaper,
-    port::{Port, serve_proven},
+    port::{Port, serve_caller, serve_proven},
 };
 
 /// How long a command that is ended has for cleaning up.
 const GRACE: Duration = Duration::from_secs(1);
 /// How long ending all commands may take. Well above [`GRACE`].
 const END_LIMIT: Duration = Duration::from_secs(5);
+/// Holds what callers must know. It stays with this process.
+const TOKEN: &str = "WSM_GATEWAY_TOKEN";
 /// How many calls may block at once. Each has a thread, which is a good part of what an idle gateway weighs.
 const BLOCKING_THREADS: usize = 32;
 /// How long to wait before accepting again when there was no room for one more connection.
@@ -50,18 +52,19 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// `invalid_input` when something about the options can not be used; `backend` when the other side does not keep to the
 /// protocol.
 pub(crate) fn serve(options: Serve) -> Result<()> {
-    let Serve { source, port, id, workdir, path, mcp_servers } = options;
+    let Serve { source, port, token, id, workdir, path, mcp_servers } = options;
     shut_commands_out()?;
     // Before anything else is opened that could have the number.
     let channel = Channel::open(source)?;
     let port = port.map(Port::open).transpose()?;
+    let token = if token { Some(take_token()?) } else { None };
     let opening = open(id.unwrap_or_else(WorkspaceId::random), workdir, &path)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)
         .build()
         .map_err(|cause| Error::new(ErrorKind::Backend, "no runtime can be made").with_source(cause))?;
-    runtime.block_on(run(channel, port, opening, mcp_servers))
+    runtime.block_on(run(channel, port, token, opening, mcp_servers))
 }
 
 /// To be called before any command can run: it has the same user, and would otherwise be allowed to take the channel out of
@@ -91,9 +94,17 @@ pub(crate) fn open(id: WorkspaceId, workdir: Option<PathBuf>, first_on_path: &[P
     Ok(Opened { opening: Arc::new(opening), launcher })
 }
 
+/// The token that whoever started this process has told.
+fn take_token() -> Result<Token> {
+    let told = env::var(TOKEN).ok().and_then(|text| Token::from_text(&text));
+    told.ok_or_else(|| {
+        Error::invalid("token", format!("`--token` needs 64 hexadecimal digits in the variable {TOKEN}"))
+    })
+}
+
 /// The variables of this process, with some directories before all others on `PATH`.
 fn environment(workdir: &Path, first_on_path: &[PathBuf]) -> Result<Environment> {
-    let mut variables: BTreeMap<OsString, OsString> = env::vars_os().collect();
+    let mut variables: BTreeMap<OsString, OsString> = env::vars_os().filter(|(name, _)| name != TOKEN).collect();
     if !first_on_path.is_empty() {
         let path = variables.get(OsStr::new("PATH")).cloned().unwrap_or_else(|| Environment::DEFAULT_PATH.into());
         let first = first_on_path.iter().map(|directory| workdir.join(directory));
@@ -114,6 +125,7 @@ pub(crate) struct Opened {
 async fn run(
     channel: Channel,
     port: Option<Port>,
+    token: Option<Token>,
     Opened { opening, launcher }: Opened,
     mcp_servers: Option<usize>,
 ) -> Result<()> {
@@ -148,7 +160,7 @@ async fn run(
         let tools = HostFileTools::new(&opening.info().workdir);
         let served = Served::new(host).with_file_tools(Arc::new(tools)).with_mcp(mcp.clone());
         let result = tokio::select! {
-            result = serve_channel(channel, port, served) => result,
+            result = serve_channel(channel, port, token, served) => result,
             _ = terminated => Ok(()),
         };
         let ended = async {
@@ -168,7 +180,7 @@ async fn run(
     }
 }
 
-async fn serve_channel(channel: Channel, port: Option<Port>, served: Served) -> Result<()> {
+async fn serve_channel(channel: Channel, port: Option<Port>, token: Option<Token>, served: Served) -> Result<()> {
     let unwatched = |cause| Error::new(ErrorKind::Backend, "the channel can not be watched").with_source(cause);
     let result = match channel {
         Channel::Pipes(stdin, stdout) => wsm_gateway::serve(served, join_pipes(stdin, stdout)?).await,
@@ -196,7 +208,7 @@ async fn serve_channel(channel: Channel, port: Option<Port>, served: Served) -> 
             let listener = UnixListener::from_std(listener).map_err(unwatched)?;
             accept(async || {
                 let (stream, _) = listener.accept().await?;
-                Ok(Some(wsm_gateway::serve(served.clone(), stream)))
+                Ok(Some(serve_caller(served.clone(), stream, token.clone())))
             })
             .await
         }

@@ -1,0 +1,247 @@
+//! The image that workspaces are made from: the base, the gateway, and what else the options ask for. Built once for each
+//! content, and named by it.
+
+use std::{collections::HashMap, fs, path::Path, sync::Arc, time::Duration};
+
+use bollard::{body_full, models::BuildInfo, query_parameters::BuildImageOptionsBuilder};
+use bytes::Bytes;
+use futures::StreamExt;
+use parking_lot::Mutex;
+use tar::{Builder, EntryType, Header};
+use tokio::{sync::OnceCell, time::timeout};
+use wsm_core::{Encoding, Error, ErrorKind, InitProgram, Result};
+use wsm_host::blocking;
+
+use crate::{
+    client::{Engine, SHORT, if_found},
+    config::DockerConfig,
+    container::{GATEWAY, WORKDIR},
+};
+
+const REPOSITORY: &str = "wsm-workspace";
+/// Says of an image which content it was built of.
+pub(crate) const LABEL_IMAGE: &str = "wsm.image";
+/// How long a build may take. It may fetch the base, and build packages.
+const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
+/// How many lines of a failed build are shown.
+const LINES_SHOWN: usize = 12;
+/// Where Python packages are in the image.
+const ENVIRONMENT: &str = "/opt/wsm/venv";
+
+/// What an image is built of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Recipe {
+    dockerfile: String,
+    has_node: bool,
+    gateway: InitProgram,
+    hash: String,
+}
+
+impl Recipe {
+    /// What the options and this gateway make.
+    pub(crate) fn new(config: &DockerConfig, gateway: &InitProgram) -> Self {
+        let has_node = !config.node_version.is_empty();
+        let mut lines = vec![format!("FROM {}", config.base_image)];
+        if has_node {
+            let node = format!("node:{}-slim", config.node_version);
+            lines.push(format!("COPY --from={node} /usr/local/bin/node /usr/local/bin/node"));
+            lines.push(format!("COPY --from={node} /usr/local/lib/node_modules /usr/local/lib/node_modules"));
+            // Links, which a copy of the files themselves would follow.
+            lines.push("COPY links/ /usr/local/bin/".to_owned());
+        }
+        if !config.extra_pip.is_empty() {
+            let packages = config.extra_pip.iter().map(|package| quote(package)).collect::<Vec<_>>().join(" ");
+            lines.push(format!(
+                "RUN python3 -m venv {ENVIRONMENT} && {ENVIRONMENT}/bin/python -m pip install --no-cache-dir \
+                 --disable-pip-version-check --no-input {packages}"
+            ));
+            lines.push(format!(
+                "ENV PATH={ENVIRONMENT}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+            ));
+        }
+        lines.push(format!("COPY gateway {GATEWAY}"));
+        lines.push(format!("WORKDIR {WORKDIR}"));
+        let dockerfile = lines.join("\n") + "\n";
+        let hash = Encoding::hash(&format!("{dockerfile}{}", gateway.hash));
+        Self { dockerfile, has_node, gateway: gateway.clone(), hash }
+    }
+
+    /// The image's name.
+    pub(crate) fn tag(&self) -> String {
+        format!("{REPOSITORY}:{}", &self.hash[..16])
+    }
+
+    /// The archive that the engine builds from. Blocks.
+    fn context(&self) -> Result<Bytes> {
+        let unreadable = |cause: std::io::Error| {
+            let message = format!("the gateway `{}` can not be put into an image", self.gateway.path.display());
+            Error::new(ErrorKind::Unavailable, message).with_source(cause)
+        };
+        let gateway = fs::read(&self.gateway.path).map_err(unreadable)?;
+        let mut archive = Builder::new(Vec::new());
+        let mut add = |name: &str, mode: u32, content: &[u8]| {
+            let mut header = Header::new_gnu();
+            header.set_size(content.len() as u64);
+            header.set_mode(mode);
+            archive.append_data(&mut header, name, content)
+        };
+        add("Dockerfile", 0o644, self.dockerfile.as_bytes()).map_err(unreadable)?;
+        add("gateway", 0o755, &gateway).map_err(unreadable)?;
+        if self.has_node {
+            for (name, script) in [("npm", "npm-cli.js"), ("npx", "npx-cli.js")] {
+                let mut header = Header::new_gnu();
+                header.set_entry_type(EntryType::Symlink);
+                header.set_size(0);
+                header.set_mode(0o777);
+                let target = format!("../lib/node_modules/npm/bin/{script}");
+                archive.append_link(&mut header, format!("links/{name}"), target).map_err(unreadable)?;
+            }
+        }
+        archive.into_inner().map(Bytes::from).map_err(unreadable)
+    }
+}
+
+/// A word of a shell's line.
+fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Builds images, each once however many ask.
+#[derive(Debug, Default)]
+pub(crate) struct Images(Mutex<HashMap<String, Arc<OnceCell<()>>>>);
+
+impl Images {
+    /// Makes sure that an image is there, and gives its name.
+    ///
+    /// # Errors
+    ///
+    /// `unavailable` with code `image_failed` and the last lines of a failed build; what [`Engine::call`] says.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call breaks the build off; the next one begins it again, with what the engine has kept of it.
+    pub(crate) async fn ensure(&self, engine: &Engine, recipe: &Recipe, lock: &Path) -> Result<String> {
+        let cell = Arc::clone(self.0.lock().entry(recipe.hash.clone()).or_default());
+        cell.get_or_try_init(|| build(engine, recipe, lock)).await?;
+        Ok(recipe.tag())
+    }
+
+    /// Looks for the image anew the next time.
+    pub(crate) fn forget(&self, recipe: &Recipe) {
+        self.0.lock().remove(&recipe.hash);
+    }
+}
+
+async fn build(engine: &Engine, recipe: &Recipe, lock: &Path) -> Result<()> {
+    let tag = recipe.tag();
+    if exists(engine, &tag).await? {
+        return Ok(());
+    }
+    // Another process of this installation may build it just now.
+    let _lock = crate::backend::lock(lock.to_owned()).await?;
+    if exists(engine, &tag).await? {
+        return Ok(());
+    }
+    tracing::info!(tag, "building the image of workspaces");
+    let context = {
+        let recipe = recipe.clone();
+        blocking(move || recipe.context()).await?
+    };
+    let labels = HashMap::from([(LABEL_IMAGE, recipe.hash.as_str())]);
+    let options = BuildImageOptionsBuilder::default().t(&tag).rm(true).forcerm(true).labels(&labels).build();
+    let mut said = engine.docker()?.build_image(options, None, Some(body_full(context)));
+    let mut lines = Vec::new();
+    let run = async {
+        while let Some(info) = said.next().await {
+            let BuildInfo { stream, error_detail, status, .. } =
+                info.map_err(|error| failed(&engine.error("build the image", error).to_string(), &lines))?;
+            if let Some(detail) = error_detail {
+                return Err(failed(detail.message.as_deref().unwrap_or("for no reason given"), &lines));
+            }
+            for line in stream.or(status).iter().flat_map(|text| text.lines()).filter(|line| !line.trim().is_empty()) {
+                tracing::debug!(tag, line, "the engine builds");
+                lines.push(line.to_owned());
+                let excess = lines.len().saturating_sub(LINES_SHOWN);
+                lines.drain(..excess);
+            }
+        }
+        Ok(())
+    };
+    let limit = |_| failed(&format!("it did not end within {BUILD_LIMIT:?}"), &[]);
+    timeout(BUILD_LIMIT, run).await.map_err(limit)??;
+    if exists(engine, &tag).await? {
+        Ok(())
+    } else {
+        Err(failed("the engine ended the build without an image", &lines))
+    }
+}
+
+async fn exists(engine: &Engine, tag: &str) -> Result<bool> {
+    let inspected = engine.call("look for the image", SHORT, engine.docker()?.inspect_image(tag)).await;
+    Ok(if_found(inspected)?.is_some())
+}
+
+fn failed(why: &str, lines: &[String]) -> Error {
+    let lines = lines.join("\n");
+    let message = format!("the image of workspaces could not be built: {}\n{lines}", why.trim());
+    Error::new(ErrorKind::Unavailable, message.trim_end()).with_code("image_failed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gateway(hash: &str) -> InitProgram {
+        InitProgram { path: "/nowhere".into(), hash: hash.into(), args: Vec::new() }
+    }
+
+    #[test]
+    fn an_image_is_named_by_all_that_it_is_built_of() {
+        let base = || DockerConfig::new("/b");
+        let recipe = |config: &DockerConfig| Recipe::new(config, &gateway("1"));
+        let mut with_packages = base();
+        with_packages.extra_pip = vec!["numpy==2.0".into(), "it's".into()];
+        let recipes = [
+            recipe(&base()),
+            recipe(&base().with_base_image("debian:12")),
+            recipe(&base().with_node_version("22")),
+            recipe(&base().with_node_version("")),
+            recipe(&with_packages),
+            Recipe::new(&base(), &gateway("2")),
+        ];
+        let tags: std::collections::BTreeSet<_> = recipes.iter().map(Recipe::tag).collect();
+        assert_eq!(tags.len(), recipes.len());
+        assert_eq!(recipe(&base()).tag(), recipe(&base().with_env("A", "b")).tag(), "only what is in it counts");
+        assert_eq!(
+            recipe(&base()).dockerfile,
+            "FROM python:3.11-slim\n\
+             COPY --from=node:20-slim /usr/local/bin/node /usr/local/bin/node\n\
+             COPY --from=node:20-slim /usr/local/lib/node_modules /usr/local/lib/node_modules\n\
+             COPY links/ /usr/local/bin/\n\
+             COPY gateway /usr/local/lib/wsm/gateway\n\
+             WORKDIR /workspace\n"
+        );
+        assert!(recipe(&with_packages).dockerfile.contains(r"'numpy==2.0' 'it'\''s'"));
+    }
+
+    #[test]
+    fn the_archive_holds_the_gateway_and_the_links() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "program").unwrap();
+        let gateway = InitProgram { path: file.path().into(), hash: "1".into(), args: Vec::new() };
+        let context = Recipe::new(&DockerConfig::new("/b"), &gateway).context().unwrap();
+        let mut archive = tar::Archive::new(&context[..]);
+        let entries: Vec<_> = archive
+            .entries()
+            .unwrap()
+            .map(|entry| {
+                let entry = entry.unwrap();
+                let link = entry.link_name().unwrap().map(|link| link.display().to_string());
+                (entry.path().unwrap().display().to_string(), entry.header().mode().unwrap(), link)
+            })
+            .collect();
+        assert_eq!(entries[1], ("gateway".to_owned(), 0o755, None));
+        assert_eq!(entries[2].2.as_deref(), Some("../lib/node_modules/npm/bin/npm-cli.js"));
+        assert_eq!(entries.len(), 4);
+    }
+}

@@ -1,0 +1,144 @@
+//! The way to the gateway in a container.
+
+use std::{
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+    pin::Pin,
+};
+
+use bollard::{
+    container::LogOutput,
+    exec::{StartExecOptions, StartExecResults},
+    models::ExecConfig,
+};
+use futures::TryStreamExt;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use tokio::net::UnixStream;
+use tokio_util::io::StreamReader;
+use wsm_core::{ByteChannel, Error, ErrorKind, Result};
+use wsm_host::{
+    blocking,
+    handshake::{Token, introduce},
+};
+
+use crate::{
+    client::{Engine, SHORT},
+    container::{GATEWAY, RUN_DIRECTORY, SOCKET, TOKEN_VARIABLE},
+};
+
+/// How a gateway is reached.
+#[derive(Debug, Clone)]
+pub(crate) enum Reach {
+    /// Over the socket in a directory that this machine shares with the container.
+    Socket(PathBuf),
+    /// Relayed by a command in the container.
+    Engine,
+}
+
+impl Reach {
+    /// Makes the directory of the socket, and gives its path; none where there is no such directory.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may leave an empty directory.
+    pub(crate) async fn prepare(&self) -> Result<Option<String>> {
+        let Self::Socket(directory) = self else { return Ok(None) };
+        let path = directory.clone();
+        blocking(move || {
+            std::fs::create_dir_all(&path).map_err(|cause| {
+                Error::new(ErrorKind::Backend, "the directory for the gateway's socket could not be made")
+                    .with_source(cause)
+            })
+        })
+        .await?;
+        Ok(Some(directory.to_string_lossy().into_owned()))
+    }
+
+    /// Removes what [`prepare`](Self::prepare) made, once the container is gone.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may leave it.
+    pub(crate) async fn clear(&self) {
+        let Self::Socket(directory) = self else { return };
+        let path = directory.clone();
+        let cleared = blocking(move || Ok(std::fs::remove_dir_all(path))).await;
+        if let Ok(Err(cause)) = cleared
+            && cause.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(directory = %directory.display(), %cause, "the directory of a gateway's socket is left");
+        }
+    }
+}
+
+/// Connects to a container's gateway.
+///
+/// # Errors
+///
+/// `unavailable` when nobody answers; `permission_denied` when somebody else does; what [`Engine::call`] says.
+///
+/// # Cancel safety
+///
+/// A connection that is not returned is closed.
+pub(crate) async fn connect(
+    engine: &Engine,
+    container: &str,
+    reach: &Reach,
+    token: &Token,
+) -> Result<Pin<Box<dyn ByteChannel>>> {
+    match reach {
+        Reach::Socket(directory) => {
+            let mut stream = connect_socket(directory).await?;
+            introduce(&mut stream, token).await?;
+            Ok(Box::pin(stream))
+        }
+        Reach::Engine => {
+            let mut stream = connect_relay(engine, container).await?;
+            introduce(&mut stream, token).await?;
+            Ok(stream)
+        }
+    }
+}
+
+/// By way of the directory's descriptor: a socket's path has room for 107 bytes only.
+async fn connect_socket(directory: &Path) -> Result<UnixStream> {
+    let silent = |cause: std::io::Error| {
+        Error::new(ErrorKind::Unavailable, "the gateway in the container does not answer").with_source(cause)
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = openat(CWD, directory, flags, Mode::empty()).map_err(|errno| silent(errno.into()))?;
+    UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd())).await.map_err(silent)
+}
+
+async fn connect_relay(engine: &Engine, container: &str) -> Result<Pin<Box<dyn ByteChannel>>> {
+    let socket = format!("{RUN_DIRECTORY}/{SOCKET}");
+    let command = [GATEWAY, "relay", "--socket", &socket];
+    let exec = ExecConfig {
+        attach_stdin: Some(true),
+        attach_stdout: Some(true),
+        attach_stderr: Some(true),
+        cmd: Some(command.map(str::to_owned).to_vec()),
+        // Only the first process has it: other commands of its user could read this one's variables.
+        env: Some(vec![format!("{TOKEN_VARIABLE}=")]),
+        ..ExecConfig::default()
+    };
+    let created = engine.call("run the relay", SHORT, engine.docker()?.create_exec(container, exec)).await?;
+    let options = Some(StartExecOptions { output_capacity: Some(256 << 10), ..StartExecOptions::default() });
+    let started = engine.call("run the relay", SHORT, engine.docker()?.start_exec(&created.id, options)).await?;
+    let StartExecResults::Attached { output, input } = started else {
+        return Err(Error::new(ErrorKind::Backend, "the engine did not attach to the relay"));
+    };
+    let bytes = output.map_err(std::io::Error::other).try_filter_map(async |output| match output {
+        LogOutput::StdOut { message } => Ok(Some(message)),
+        LogOutput::StdErr { message } => {
+            tracing::debug!(said = %String::from_utf8_lossy(&message), "the relay says");
+            Ok(None)
+        }
+        LogOutput::StdIn { .. } | LogOutput::Console { .. } => Ok(None),
+    });
+    Ok(Box::pin(tokio::io::join(StreamReader::new(Box::pin(bytes)), input)))
+}

@@ -1,0 +1,171 @@
+//! How containers end, are found again, and what is left of them.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a failing test panics, and a skipped one says why")]
+
+mod common;
+
+use std::{
+    collections::BTreeSet,
+    io::{BufRead, BufReader},
+    process::{Command as Program, Stdio},
+    time::Duration,
+};
+
+use common::{Contained, containers, docker, docker_says, engine, gated, program};
+use wsm_core::{
+    Backend, Cause, ErrorKind, ExitStatus, Health, Loss, OpenRequest, OutcomeKind, WorkspaceExt, WorkspaceId,
+};
+use wsm_docker::{DockerConfig, DockerNetwork};
+
+fn unique(name: &str) -> String {
+    format!("{name}-{}", WorkspaceId::random())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_or_removed_container_is_told_by_its_cause() {
+    let Some(contained) = Contained::new(|config| config).await else { return };
+    for (how, kind, lost) in [("kill", OutcomeKind::Resumed, false), ("rm", OutcomeKind::Resumed, true)] {
+        let id = unique(how);
+        let workspace = contained.open(&id).await;
+        workspace.sh("echo kept > f; echo installed > /usr/local/lost").await.unwrap();
+        let running = workspace.sh("sleep 60");
+        let ending = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let container = &containers(&id)[0];
+            let force: &[&str] = if how == "rm" { &["rm", "--force", container] } else { &["kill", container] };
+            assert!(docker(force).status.success());
+        };
+        let (result, ()) = tokio::join!(running, ending);
+        let status = result.unwrap().status;
+        assert!(matches!(status, ExitStatus::Unknown { .. }), "never a success, never a guess: {status:?}");
+        assert_eq!(workspace.health().await.unwrap(), Health::Dead(Cause::Killed));
+        let opened = contained.opened(&id).await;
+        assert_eq!(opened.outcome.kind, kind, "{how}: {:?}", opened.outcome);
+        assert_eq!(opened.outcome.lost.contains(&Loss::SystemFiles), lost, "{how}: {:?}", opened.outcome);
+        let after = opened.workspace.sh("cat f; cat /usr/local/lost 2>/dev/null").await.unwrap().stdout.to_text();
+        assert_eq!(after, if lost { "kept\n" } else { "kept\ninstalled\n" }, "{how}");
+        assert_eq!(containers(&id).len(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_container_goes_on_and_one_of_somebody_else_is_refused() {
+    let Some(contained) = Contained::new(|config| config).await else { return };
+    let id = unique("paused");
+    drop(contained.open(&id).await);
+    assert!(docker(&["pause", &containers(&id)[0]]).status.success());
+    // As a service does that has just been started.
+    let again =
+        gated(DockerConfig::new(contained.base.path()).with_host(engine().unwrap()), program().unwrap()).unwrap();
+    let opened = again.open(OpenRequest::new(WorkspaceId::new(&id).unwrap())).await.unwrap();
+    assert_eq!(opened.outcome.kind, OutcomeKind::Reattached);
+    assert_eq!(opened.workspace.sh("echo works").await.unwrap().stdout.to_text(), "works\n");
+
+    let foreign = unique("foreign");
+    let name = format!("wsm_{foreign}");
+    assert!(docker(&["create", "--name", &name, "python:3.11-slim", "true"]).status.success());
+    let error = contained.backend.open(OpenRequest::new(WorkspaceId::new(&foreign).unwrap())).await.unwrap_err();
+    assert_eq!((error.kind(), error.code()), (ErrorKind::Conflict, "foreign_container"), "{error}");
+    contained.backend.destroy(&WorkspaceId::new(&foreign).unwrap()).await.unwrap();
+    assert!(docker(&["inspect", &name]).status.success(), "it is never touched");
+    docker(&["rm", "--force", &name]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn out_of_memory_is_told() {
+    let Some(contained) = Contained::new(|config| config.with_memory(64 << 20)).await else { return };
+    let id = unique("hungry");
+    let workspace = contained.open(&id).await;
+    let eaten = workspace.sh("python3 -c 'x = b\"x\" * (300 << 20); print(len(x))'").await.unwrap();
+    assert!(!eaten.status.success(), "{eaten:?}");
+    docker(&["kill", &containers(&id)[0]]);
+    let opened = contained.opened(&id).await;
+    assert_eq!(opened.outcome.kind, OutcomeKind::Resumed);
+    assert!(matches!(opened.outcome.cause, Some(Cause::OutOfMemory | Cause::Killed)), "{:?}", opened.outcome);
+}
+
+/// What [`a_killed_service_leaves_containers_that_the_next_one_adopts`] runs as a process of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_is_to_be_killed() {
+    let Some(base) = std::env::var_os("WSM_TEST_SERVICE") else { return };
+    let prefix = std::env::var("WSM_TEST_PREFIX").unwrap();
+    let config = DockerConfig::new(base).with_host(engine().unwrap());
+    let backend = gated(config, program().unwrap()).unwrap();
+    backend.start().await.unwrap();
+    let ids: Vec<_> = (0..20).map(|number| WorkspaceId::new(format!("{prefix}-{number}")).unwrap()).collect();
+    let opened = futures::future::join_all(ids.iter().map(|id| backend.open(OpenRequest::new(id.clone())))).await;
+    for opened in &opened {
+        opened.as_ref().unwrap().workspace.sh("echo $$ > f; (sleep 1000 &) >/dev/null 2>&1").await.unwrap();
+    }
+    println!("\nopen");
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_service_leaves_containers_that_the_next_one_adopts() {
+    let Some(contained) = Contained::new(|config| config).await else { return };
+    let prefix = unique("orphan");
+    let mut service = Program::new(std::env::current_exe().unwrap());
+    service.args(["--exact", "a_service_that_is_to_be_killed", "--nocapture"]).stdout(Stdio::piped());
+    service.env("WSM_TEST_SERVICE", contained.base.path()).env("WSM_TEST_PREFIX", &prefix);
+    let mut service = service.spawn().unwrap();
+    let lines = BufReader::new(service.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line == "open"), "the service opens its workspaces");
+    service.kill().unwrap();
+    service.wait().unwrap();
+    let owner = std::fs::read_to_string(contained.base.path().join(".wsm/installation")).unwrap();
+    let all = || -> BTreeSet<String> {
+        let filter = format!("label=wsm.owner={owner}");
+        docker_says(&["ps", "--quiet", "--filter", &filter]).lines().map(str::to_owned).collect()
+    };
+    let before = all();
+    assert_eq!(before.len(), 20);
+    let ids: Vec<String> = (0..20).map(|number| format!("{prefix}-{number}")).collect();
+    let opened = futures::future::join_all(ids.iter().map(|id| contained.opened(id))).await;
+    for opened in &opened {
+        assert_eq!(opened.outcome.kind, OutcomeKind::Reattached, "{:?}", opened.outcome);
+        let left = opened.workspace.sh("ps -e | grep -c '[s]leep'").await.unwrap().stdout.to_text();
+        assert_eq!(left, "1\n", "what ran goes on");
+    }
+    assert_eq!(all(), before, "all adopted, none doubled");
+    futures::future::join_all(opened.iter().map(|opened| opened.workspace.suspend())).await.into_iter().for_each(
+        |put_away| {
+            put_away.unwrap();
+        },
+    );
+    assert!(all().is_empty());
+    let left = std::fs::read_dir(contained.base.path().join(".wsm/run")).unwrap().count();
+    assert_eq!(left, 0, "no directory of a socket is left");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_cycles_leave_nothing() {
+    let Some(contained) = Contained::new(|config| config.with_network(DockerNetwork::None)).await else { return };
+    for round in 0..5 {
+        let ids: Vec<String> = (0..4).map(|number| unique(&format!("cycle-{round}-{number}"))).collect();
+        let opened = futures::future::join_all(ids.iter().map(|id| contained.open(id))).await;
+        futures::future::join_all(opened.iter().map(|workspace| workspace.sh("echo x > f"))).await;
+        for id in &ids {
+            contained.backend.destroy(&WorkspaceId::new(id).unwrap()).await.unwrap();
+            assert!(containers(id).is_empty());
+        }
+    }
+    let base = contained.base.path();
+    let left = |directory: &str| std::fs::read_dir(base.join(directory)).map_or(0, Iterator::count);
+    assert_eq!((left(".wsm/index"), left(".wsm/trash"), left(".wsm/places"), left(".wsm/run")), (0, 0, 0, 0));
+    let owner = std::fs::read_to_string(base.join(".wsm/installation")).unwrap();
+    let filter = format!("label=wsm.owner={owner}");
+    assert_eq!(docker_says(&["ps", "--all", "--quiet", "--filter", &filter]), "");
+    assert_eq!(docker_says(&["volume", "ls", "--quiet", "--filter", "dangling=true"]), "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_can_not_be_built_says_why_and_leaves_nothing() {
+    let broken = |config: DockerConfig| config.with_base_image("no-such-base:none").with_node_version("");
+    let Some(contained) = Contained::new(broken).await else { return };
+    let id = WorkspaceId::new(unique("unbuilt")).unwrap();
+    let error = contained.backend.open(OpenRequest::new(id.clone())).await.unwrap_err();
+    assert_eq!((error.kind(), error.code()), (ErrorKind::Unavailable, "image_failed"), "{error}");
+    assert!(error.to_string().contains("no-such-base:none"), "{error}");
+    assert!(containers(id.as_str()).is_empty());
+}

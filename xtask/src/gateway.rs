@@ -13,7 +13,7 @@ const PROFILE: &str = "gateway";
 /// `getrandom_backend`: in a static program, the crate of that name does not find the C library's function, and would look
 /// for a device that an empty root file system does not have.
 /// The linker's: one copy of functions that are the same, and relocations in few bytes.
-const FLAGS: &str = r#"-C target-feature=+crt-static --cfg getrandom_backend="linux_getrandom" -C link-arg=-Wl,--icf=all -C link-arg=-Wl,--pack-dyn-relocs=relr"#;
+const FLAGS: &str = r#"-C target-feature=+crt-static --cfg getrandom_backend="linux_getrandom" -C link-arg=-Wl,-O2 -C link-arg=-Wl,--icf=all -C link-arg=-Wl,--pack-dyn-relocs=relr"#;
 /// It is put into every sandbox.
 const MOST_BYTES: u64 = 6 << 20;
 /// With TLS, which takes a good megabyte.

@@ -9,10 +9,11 @@
 //! ```
 
 use std::{
+    ffi::{CStr, CString},
     fs,
     io::Write,
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::OwnedFd,
         unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
@@ -20,7 +21,7 @@ use std::{
 
 use blake2::{Blake2b, Digest, digest::consts::U8};
 use rustix::{
-    fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Uid, chownat, fchmod, fchown, fstat, openat},
+    fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Uid, chownat, fchmod, fchown, fstat, openat, statat},
     io::Errno,
     process::geteuid,
 };
@@ -175,22 +176,63 @@ fn holder(claims: &Path, uid: u32) -> Result<Option<WorkspaceId>> {
     }
 }
 
-/// Gives a directory and everything in it to a user, without following any link.
+/// Gives a directory and everything in it to a user, without following any link. The directory itself comes last, so that
+/// whoever looks at its owner knows whether all was given.
+///
+/// However deep it is, one directory is open at a time: the way back up is checked instead.
 fn give(directory: &OwnedFd, uid: u32) -> Result<(), Errno> {
     let (user, group) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(uid)));
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = |from: &OwnedFd, name: &CStr| openat(from, name, flags, Mode::empty());
+    // Gives what is in a directory, up to the directories in it.
+    let enter = |directory: &OwnedFd| -> Result<Entered, Errno> {
+        let stat = fstat(directory)?;
+        let mut within = Vec::new();
+        for entry in Dir::read_from(directory)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let file_type = match entry.file_type() {
+                FileType::Unknown => {
+                    FileType::from_raw_mode(statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode)
+                }
+                known => known,
+            };
+            match file_type {
+                _ if matches!(name.to_bytes(), b"." | b"..") => {}
+                FileType::Directory => within.push(name.to_owned()),
+                _ => chownat(directory, name, user, group, AtFlags::SYMLINK_NOFOLLOW)?,
+            }
+        }
+        Ok(Entered { place: (stat.st_dev, stat.st_ino), within })
+    };
+    let mut current = open(directory, c".")?;
+    let mut path = vec![enter(&current)?];
+    while let Some(entered) = path.last_mut() {
+        if let Some(name) = entered.within.pop() {
+            current = open(&current, &name)?;
+            path.push(enter(&current)?);
             continue;
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match entry.file_type() {
-            FileType::Directory => give(&openat(directory, name, flags, Mode::empty())?, uid)?,
-            _ => chownat(directory, name, user, group, AtFlags::SYMLINK_NOFOLLOW)?,
+        fchown(&current, user, group)?;
+        path.pop();
+        if let Some(above) = path.last() {
+            current = open(&current, c"..")?;
+            let stat = fstat(&current)?;
+            if (stat.st_dev, stat.st_ino) != above.place {
+                // Somebody moved it in the meantime, and what is above may be anything.
+                return Err(Errno::BUSY);
+            }
         }
     }
-    fchown(directory.as_fd(), user, group)
+    Ok(())
+}
+
+/// A directory on the way down.
+struct Entered {
+    /// Its device and number.
+    place: (u64, u64),
+    /// The directories in it that are still to be given.
+    within: Vec<CString>,
 }
 
 fn make_enterable(path: &Path) -> Result<()> {
@@ -271,6 +313,26 @@ mod tests {
         let uids = UidRange { first: 5000, count: 1 };
         assert_eq!(claim(uids, claims.path(), &id("a"), |_| true).unwrap(), 5000);
         assert_eq!(claim(uids, claims.path(), &id("b"), |_| true).unwrap(), 5000);
+    }
+
+    #[test]
+    fn a_tree_of_any_depth_is_given() {
+        let scratch = tempfile::tempdir().unwrap();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let top = openat(CWD, scratch.path(), flags, Mode::empty()).unwrap();
+        let mut inner = top.try_clone().unwrap();
+        for _ in 0..6_000 {
+            rustix::fs::mkdirat(&inner, "deeper", Mode::RWXU).unwrap();
+            inner = openat(&inner, "deeper", flags, Mode::empty()).unwrap();
+        }
+        std::os::unix::fs::symlink("/", scratch.path().join("link")).unwrap();
+        // An ordinary user can only give to itself.
+        let uid = if geteuid().is_root() { 5000 } else { geteuid().as_raw() };
+        give(&top, uid).unwrap();
+        for stat in [fstat(&top), fstat(&inner), statat(&top, "link", AtFlags::SYMLINK_NOFOLLOW)] {
+            assert_eq!(stat.unwrap().st_uid, uid);
+        }
+        wsm_host::remove_tree(&top, c"deeper").unwrap();
     }
 
     #[test]

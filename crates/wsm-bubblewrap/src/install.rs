@@ -8,6 +8,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
+use blake2::{Blake2b, Digest, digest::consts::U16};
 use wsm_core::{Error, ErrorKind, InitProgram, Result};
 
 /// Below the basedir. Not a name that an encoded id can have.
@@ -38,7 +39,8 @@ pub(crate) fn directory(basedir: &Path) -> Result<PathBuf> {
 ///
 /// # Errors
 ///
-/// `invalid_input` about a hash that is none; what the system says of the program.
+/// `invalid_input` about a hash that is none; `unavailable` with code `gateway_replaced` when the program is not the one that
+/// the hash is of; what the system says of it.
 pub(crate) fn install(directory: &Path, program: &InitProgram) -> Result<PathBuf> {
     let InitProgram { path, hash, .. } = program;
     if hash.is_empty() || !hash.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -53,18 +55,33 @@ pub(crate) fn install(directory: &Path, program: &InitProgram) -> Result<PathBuf
     static DRAFTS: AtomicU32 = AtomicU32::new(0);
     let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
     let draft = directory.join(format!("{hash}.{}.{number}", std::process::id()));
-    let copy = || -> io::Result<()> {
+    let copy = || -> io::Result<bool> {
         fs::copy(path, &draft)?;
+        // Of the copy, since the original may be replaced at any moment. What has the name is taken for it ever after.
+        if hex(&Blake2b::<U16>::digest(fs::read(&draft)?)) != *hash {
+            fs::remove_file(&draft)?;
+            return Ok(false);
+        }
         fs::set_permissions(&draft, Permissions::from_mode(RUNNABLE))?;
         // Under its name there is never half of it, also not after a power failure.
         File::open(&draft)?.sync_all()?;
-        fs::rename(&draft, &target)
+        fs::rename(&draft, &target)?;
+        Ok(true)
     };
-    copy().map_err(|cause| {
+    let is_right = copy().map_err(|cause| {
         let _ = fs::remove_file(&draft);
         failed(&format!("the gateway `{}` could not be installed", path.display()), cause)
     })?;
+    if !is_right {
+        let message =
+            format!("the gateway `{}` is not the one that it was at the start: start wsm again", path.display());
+        return Err(Error::new(ErrorKind::Unavailable, message).with_code("gateway_replaced"));
+    }
     Ok(target)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn failed(what: &str, cause: io::Error) -> Error {
@@ -81,20 +98,38 @@ fn failed(what: &str, cause: io::Error) -> Error {
 mod tests {
     use super::*;
 
+    fn program(path: &Path, content: &str) -> InitProgram {
+        let hash = hex(&Blake2b::<U16>::digest(content));
+        InitProgram { path: path.to_owned(), hash, args: Vec::new() }
+    }
+
     #[test]
     fn a_program_is_installed_once_for_each_content() {
         let basedir = tempfile::tempdir().unwrap();
         let directory = directory(basedir.path()).unwrap();
         let original = basedir.path().join("original");
         fs::write(&original, "one").unwrap();
-        let program = |hash: &str| InitProgram { path: original.clone(), hash: hash.into(), args: Vec::new() };
-        let one = install(&directory, &program("01")).unwrap();
+        let one = install(&directory, &program(&original, "one")).unwrap();
         assert_eq!(one.metadata().unwrap().permissions().mode() & 0o777, RUNNABLE);
         fs::write(&original, "two").unwrap();
-        assert_eq!(install(&directory, &program("01")).unwrap(), one);
-        let two = install(&directory, &program("02")).unwrap();
+        assert_eq!(install(&directory, &program(&original, "one")).unwrap(), one);
+        let two = install(&directory, &program(&original, "two")).unwrap();
         assert_eq!(fs::read_to_string(one).unwrap() + &fs::read_to_string(two).unwrap(), "onetwo");
         assert_eq!(fs::read_dir(directory).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_was_replaced_after_the_start_is_not_taken_for_what_it_was() {
+        let basedir = tempfile::tempdir().unwrap();
+        let directory = directory(basedir.path()).unwrap();
+        let original = basedir.path().join("original");
+        fs::write(&original, "who").unwrap();
+        let wanted = program(&original, "whole");
+        let error = install(&directory, &wanted).unwrap_err();
+        assert_eq!((error.kind(), error.code()), (ErrorKind::Unavailable, "gateway_replaced"));
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+        fs::write(&original, "whole").unwrap();
+        assert_eq!(fs::read_to_string(install(&directory, &wanted).unwrap()).unwrap(), "whole");
     }
 
     #[test]

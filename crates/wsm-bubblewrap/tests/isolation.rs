@@ -103,6 +103,14 @@ async fn the_channel_of_the_gateway_can_not_be_taken() {
     ] {
         assert_eq!(run(&call(number, arguments)).await, EPERM, "{name}");
     }
+    // A process has as many numbers as threads. It has one more than its first, for what blocks.
+    workspace.stat(".").await.unwrap();
+    let threads = "perl -e '$limit = pack(\"QQ\", 5, 5); for (glob \"/proc/1/task/*\") { s{.*/}{}; \
+                   print syscall(302, $_ + 0, 7, $limit, 0) < 0 ? $! + 0 : 0, \" \" }'";
+    let refused = run(threads).await;
+    assert!(refused.split_whitespace().count() > 1, "{refused}");
+    assert!(refused.split_whitespace().all(|errno| errno == EPERM), "prlimit of a thread: {refused}");
+    assert_eq!(run("ulimit -n 100 && ulimit -n").await, "100\n", "a command limits itself");
     // Reading memory needs no filter: the process is closed to others.
     let read = "perl -e '$to = \"x\" x 8; $here = pack(\"PQ\", $to, 8); $there = pack(\"QQ\", 4096, 8); \
                 $r = syscall(310, 1, $here, 1, $there, 1, 0); print $r < 0 ? $! + 0 : 0'";

@@ -167,6 +167,31 @@ async fn limits_are_kept_and_an_excess_is_told() {
     assert_eq!(opened.workspace.sh("echo again").await.unwrap().stdout.to_text(), "again\n");
 }
 
+/// Threads that block end after ten seconds without work, so that there is none left when commands take all the room.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_room_for_a_thread_calls_are_answered() {
+    let Some(sandboxed) = Sandboxed::new(|config| config.with_pids(32)).await else { return };
+    let warnings = sandboxed.backend.probe().await.unwrap().warnings;
+    if let Some(warning) = warnings.iter().find(|warning| warning.contains("can not be limited here")) {
+        println!("skipped: {warning}");
+        return;
+    }
+    let workspace = sandboxed.open("crowded").await;
+    let crowd = "perl -e 'while (1) { $p = fork; if (!defined $p) { select undef, undef, undef, 0.05 } \
+                 elsif (!$p) { sleep 1000; exit } }' crowd-of-31 > /dev/null 2>&1 &";
+    workspace.sh(crowd).await.unwrap();
+    let init = inits("crowded")[0].as_raw_nonzero();
+    let threads = || fs::read_dir(format!("/proc/{init}/task")).map_or(0, Iterator::count);
+    let is_full = || threads() == 1 && processes_with("crowd-of-31").len() == 31;
+    eventually("the threads that block have ended, and their room is taken", is_full).await;
+    let answers = async { (workspace.sh("true").await, workspace.stat(".").await) };
+    let (command, file) = tokio::time::timeout(PATIENCE, answers).await.expect("an answer comes");
+    assert_eq!(command.unwrap_err().kind(), ErrorKind::Capacity);
+    // There may be room at times.
+    assert!(file.as_ref().map_or_else(|error| error.kind() == ErrorKind::Capacity, |_| true), "{file:?}");
+    assert!(matches!(workspace.health().await.unwrap(), Health::Alive(_)));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_sandboxes_leave_nothing() {
     let Some(sandboxed) = Sandboxed::new(|config| config.with_network(Network::None)).await else { return };

@@ -210,7 +210,7 @@ pub struct Placement {
 pub struct InitProgram {
     /// Where the program is on this machine.
     pub path: std::path::PathBuf,
-    /// The hash of its content, in hexadecimal digits.
+    /// The hash of its content: BLAKE2b with 128 bits, in hexadecimal digits.
     pub hash: String,
     /// Its arguments. The backend adds its own, which say how the program is connected to and where it works: those of
     /// `wsm-gateway serve`.

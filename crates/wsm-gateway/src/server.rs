@@ -2,10 +2,10 @@
 
 pub(crate) mod mcp;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
@@ -212,9 +212,17 @@ impl Connection {
             return Err(Error::new(ErrorKind::Backend, format!("stream {id} is open already")));
         }
         let (served, streams) = (self.served.clone(), Arc::clone(&self.streams));
+        let frames = self.frames.clone();
         self.tasks.spawn(async move {
+            let work = AssertUnwindSafe(task.run(&served, request)).catch_unwind();
             // Dropping the work is what ends a command or undoes a write.
-            let _ = cancelled.run_until_cancelled(task.run(&served, request)).await;
+            if let Some(Err(_)) = cancelled.run_until_cancelled(work).await {
+                // Else the other side would wait for ever.
+                let error = Error::new(ErrorKind::Backend, "the gateway failed in the middle of the call");
+                if let Ok(frame) = Frame::json(Kind::Reply, id, &Reply::Failed((&error).into())) {
+                    frames.send(frame);
+                }
+            }
             streams.lock().remove(&id);
         });
         Ok(())

@@ -7,14 +7,15 @@
 use std::{
     collections::BTreeMap,
     fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 use super::{Controller, Group, Limits};
 
-/// How ours begin. What follows is the number of the process that made it and the time when that started, since numbers
-/// come again.
+/// How ours begin. What follows is the number of the process that made it, the time when that started, since numbers come
+/// again, and the namespace in which it has the number.
 const PREFIX: &str = "wsm-";
 /// Where this process goes with v2, which allows no processes in a group that has groups below it.
 const OWN_LEAF: &str = "wsm-service";
@@ -36,7 +37,8 @@ impl Cgroups {
     pub(crate) fn detect() -> Self {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let instance = format!("{}-{}", std::process::id(), start_time(std::process::id()).unwrap_or_default());
+        let me = std::process::id();
+        let instance = format!("{me}-{}-{}", start_time(me).unwrap_or_default(), pid_namespace().unwrap_or_default());
         Self::find(&own, &mounts, Path::new("/"), instance)
     }
 
@@ -122,13 +124,16 @@ impl Cgroups {
     }
 
     /// Ends what an earlier process left, and removes its groups. Gives the number of groups. Blocks.
+    ///
+    /// Those of processes in other namespaces are left alone: from here, nobody can tell whether they live.
     pub(crate) fn sweep(&self) -> usize {
+        let Some(here) = pid_namespace() else { return 0 };
         let mut swept = 0;
         for (controller, parent) in &self.parents {
             for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
                 let name = entry.file_name();
                 let Some(maker) = name.to_str().and_then(maker) else { continue };
-                if start_time(maker.0) == Some(maker.1) {
+                if maker.namespace != here || start_time(maker.pid) == Some(maker.started) {
                     continue;
                 }
                 let mut group = Group::new(self.is_unified);
@@ -143,11 +148,25 @@ impl Cgroups {
     }
 }
 
-/// The process that made a group of that name, and when it started.
-fn maker(name: &str) -> Option<(u32, u64)> {
-    let mut parts = name.strip_prefix(PREFIX)?.splitn(3, '-');
-    let maker = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-    parts.next().map(|_| maker)
+/// The process that made a group.
+#[derive(Debug, PartialEq, Eq)]
+struct Maker {
+    pid: u32,
+    started: u64,
+    namespace: u64,
+}
+
+/// Who made a group of that name.
+fn maker(name: &str) -> Option<Maker> {
+    let mut parts = name.strip_prefix(PREFIX)?.splitn(4, '-');
+    let (pid, started) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    let namespace = parts.next()?.parse().ok()?;
+    parts.next().map(|_| Maker { pid, started, namespace })
+}
+
+/// In which namespace this process has its number.
+fn pid_namespace() -> Option<u64> {
+    Some(fs::metadata("/proc/self/ns/pid").ok()?.ino())
 }
 
 /// When a process started, in ticks since the machine did.
@@ -267,14 +286,14 @@ mod tests {
         for place in ["cpu,cpuacct", "memory/a", "pids"] {
             fs::create_dir_all(root.path().join("sys/fs/cgroup").join(place)).unwrap();
         }
-        let found = Cgroups::find(V1_OWN, V1_MOUNTS, root.path(), "77-1".to_owned());
+        let found = Cgroups::find(V1_OWN, V1_MOUNTS, root.path(), "77-1-5".to_owned());
         (root, found)
     }
 
     /// A file of the one group of a workspace below a place.
     fn read_in(place: &Path, file: &str) -> String {
         let names = fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let groups: Vec<_> = names.filter(|name| name.starts_with("wsm-77-1-w-")).collect();
+        let groups: Vec<_> = names.filter(|name| name.starts_with("wsm-77-1-5-w-")).collect();
         assert_eq!(groups.len(), 1, "{groups:?}");
         fs::read_to_string(place.join(&groups[0]).join(file)).unwrap()
     }
@@ -302,7 +321,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let own = root.path().join("sys/fs/cgroup/system.slice/wsm.service");
         fs::create_dir_all(&own).unwrap();
-        let cgroups = Cgroups::find(V2_OWN, V2_MOUNTS, root.path(), "77-1".to_owned());
+        let cgroups = Cgroups::find(V2_OWN, V2_MOUNTS, root.path(), "77-1-5".to_owned());
         assert_eq!(fs::read_to_string(own.join("cgroup.subtree_control")).unwrap(), "+memory +pids +cpu");
         assert_eq!(cgroups.describe().unwrap(), "control groups (v2) limit memory, pids, cpu");
         let limits = Limits { memory: Some(1 << 20), pids: Some(50), cpus: Some(1.5) };
@@ -334,20 +353,23 @@ mod tests {
 
     #[test]
     fn only_groups_of_processes_that_have_ended_are_left_over() {
-        assert_eq!(maker("wsm-12-345-0a1b"), Some((12, 345)));
+        assert_eq!(maker("wsm-12-345-6-0a1b-0"), Some(Maker { pid: 12, started: 345, namespace: 6 }));
+        assert_eq!(maker("wsm-12-345-0a1b-0"), None);
         assert_eq!(maker("wsm-try-12-0"), None);
         assert_eq!(maker("wsm-service"), None);
         assert_eq!(maker("docker-12-345-x"), None);
         let me = std::process::id();
-        let started = start_time(me).unwrap();
+        let (started, here) = (start_time(me).unwrap(), pid_namespace().unwrap());
         let (root, mut cgroups) = fake_v1();
         cgroups.parents.retain(|controller, _| *controller == Controller::Pids);
         let pids = root.path().join("sys/fs/cgroup/pids");
-        let (live, dead) =
-            (pids.join(format!("wsm-{me}-{started}-w")), pids.join(format!("wsm-{me}-{}-w", started + 1)));
-        fs::create_dir(&live).unwrap();
-        fs::create_dir(&dead).unwrap();
+        let make = |started: u64, namespace: u64| {
+            let group = pids.join(format!("wsm-{me}-{started}-{namespace}-w-0"));
+            fs::create_dir(&group).unwrap();
+            group
+        };
+        let (live, dead, elsewhere) = (make(started, here), make(started + 1, here), make(started + 1, here + 1));
         assert_eq!(cgroups.sweep(), 1);
-        assert!(live.exists() && !dead.exists());
+        assert!(live.exists() && !dead.exists() && elsewhere.exists());
     }
 }

@@ -91,6 +91,10 @@ impl Inner {
         Ok(Ready { base: Arc::new(base), programs, identity: Arc::new(identity), machine })
     }
 
+    fn is_running(&self, id: &WorkspaceId) -> bool {
+        self.registry.get(id).is_some_and(|live| live.sandbox.is_alive())
+    }
+
     fn limits(&self) -> Limits {
         let BubblewrapConfig { memory, pids, cpus, .. } = self.config;
         Limits { memory: memory.map(|memory| memory.as_u64()), pids, cpus }
@@ -113,12 +117,13 @@ impl Inner {
                     Error::new(ErrorKind::Backend, "a control group for the sandbox could not be made")
                         .with_source(cause)
                 })?;
-                Ok((uid, program, group))
+                // Now, since names are looked up elsewhere after the machine has moved to another network.
+                Ok((uid, program, group, HostTree::detect()))
             }
         };
-        let (uid, program, group) = blocking(prepare).await?;
+        let (uid, program, group, host) = blocking(prepare).await?;
         let plan = spec::plan(&Policy {
-            host: &machine.host,
+            host: &host,
             id,
             directory: &directory,
             program: Program::Init { path: &program, args: &init.args, port: self.config.gateway_port },
@@ -148,13 +153,47 @@ impl Inner {
                 self.let_go(live).await
             }
             Ok((live, outcome)) => {
-                self.registry.insert(id, Arc::clone(&live));
+                self.registry.insert(id.clone(), Arc::clone(&live));
                 let workspace = Arc::new(BubblewrapWorkspace::new(live, Arc::clone(&self.registry)));
                 Ok(Opened::new(workspace, outcome))
             }
             Err(error) => Err(error),
         };
-        let _ = waiting.send(opened);
+        if let Err(Ok(untold)) = waiting.send(opened)
+            && untold.outcome.kind != OutcomeKind::Reattached
+            && let Some(live) = self.registry.get(&id)
+        {
+            self.registry.remove(&id, &live);
+            if let Err(error) = self.let_go(live).await {
+                tracing::debug!(error = %error.report(), "an opening was given up");
+            }
+        }
+    }
+
+    /// See [`Backend::destroy`].
+    async fn destroy(&self, id: &WorkspaceId) -> Result<()> {
+        let Ready { base, identity, .. } = self.ready().await?;
+        let _turn = self.registry.turn(id).await;
+        let record = {
+            // Nothing is ended before it is certain that the rest can be done.
+            let (base, id) = (Arc::clone(base), id.clone());
+            blocking(move || base.read(&id)).await?
+        };
+        if let Some(live) = self.registry.get(id) {
+            live.sandbox.end().await?;
+            self.registry.remove(id, &live);
+        }
+        let Some(record) = record else { return Ok(()) };
+        let (base, identity, id) = (Arc::clone(base), Arc::clone(identity), id.clone());
+        blocking(move || {
+            let owner = identity.owner(base.path_of(&record).as_ref());
+            base.vacate(&id)?;
+            if let Some(owner) = owner {
+                identity.release(&id, owner, |id| !matches!(base.read(id), Ok(None)));
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// Finds the sandbox that runs, or makes one. It is not in the registry then.
@@ -187,7 +226,9 @@ impl Inner {
         let sandbox = match self.make(ready, &settled, init).await {
             Ok(sandbox) => sandbox,
             Err(error) => {
-                self.take_back(&settled.record.id, settled.arrival).await?;
+                if let Err(left) = self.take_back(&settled.record.id, settled.arrival).await {
+                    tracing::warn!(error = %left.report(), "nobody will be told how the opening ended");
+                }
                 return Err(error);
             }
         };
@@ -266,40 +307,24 @@ impl Backend for BubblewrapBackend {
 
     async fn find(&self, id: &WorkspaceId) -> Result<Option<FoundWorkspace>> {
         let Ready { base, .. } = self.0.ready().await?;
-        base.find_workspace(id, |id| self.0.registry.is_open(id)).await
+        base.find_workspace(id, |id| self.0.is_running(id)).await
     }
 
     fn list(&self) -> BoxStream<'_, Result<FoundWorkspace>> {
         let list = async {
             let Ready { base, .. } = self.0.ready().await?;
-            base.list_workspaces(|id| self.0.registry.is_open(id)).await
+            base.list_workspaces(|id| self.0.is_running(id)).await
         };
         stream::once(list).try_flatten().boxed()
     }
 
     async fn destroy(&self, id: &WorkspaceId) -> Result<()> {
-        let Ready { base, identity, .. } = self.0.ready().await?;
-        let _turn = self.0.registry.turn(id).await;
-        let record = {
-            // Nothing is ended before it is certain that the rest can be done.
-            let (base, id) = (Arc::clone(base), id.clone());
-            blocking(move || base.read(&id)).await?
-        };
-        if let Some(live) = self.0.registry.get(id) {
-            live.sandbox.end().await?;
-            self.0.registry.remove(id, &live);
-        }
-        let Some(record) = record else { return Ok(()) };
-        let (base, identity, id) = (Arc::clone(base), Arc::clone(identity), id.clone());
-        blocking(move || {
-            let owner = identity.owner(base.path_of(&record).as_ref());
-            base.vacate(&id)?;
-            if let Some(owner) = owner {
-                identity.release(&id, owner);
-            }
-            Ok(())
+        let (inner, id) = (Arc::clone(&self.0), id.clone());
+        // On a task of its own, so that nobody else has a turn before it is through.
+        let destroyed = self.0.tasks.spawn(async move { inner.destroy(&id).await }).await;
+        destroyed.unwrap_or_else(|cause| {
+            Err(Error::new(ErrorKind::Backend, "the workspace was not destroyed to the end").with_source(cause))
         })
-        .await
     }
 
     async fn probe(&self) -> Result<Probe> {

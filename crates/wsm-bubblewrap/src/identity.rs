@@ -117,8 +117,13 @@ impl Identity {
     }
 
     /// Gives a deleted workspace's number back. Blocks.
-    pub(crate) fn release(&self, id: &WorkspaceId, uid: u32) {
+    pub(crate) fn release(&self, id: &WorkspaceId, uid: u32, exists: impl Fn(&WorkspaceId) -> bool) {
         let Self::Range { claims, .. } = self else { return };
+        let Ok(_lock) = lock(claims) else { return };
+        if exists(id) {
+            // Another process has opened it anew, and it has its number again.
+            return;
+        }
         if let Ok(Some(holder)) = holder(claims, uid)
             && holder == *id
         {
@@ -139,9 +144,7 @@ fn claim(uids: UidRange, claims: &Path, id: &WorkspaceId, exists: impl Fn(&Works
         return Ok(uids.first);
     }
     // What was found out of a number holds until it is taken.
-    let _lock = fs::File::open(claims)
-        .and_then(|directory| directory.lock().map(|()| directory))
-        .map_err(|cause| failed("the list of users could not be locked").with_source(cause))?;
+    let _lock = lock(claims)?;
     for uid in candidates(uids, id) {
         match holder(claims, uid)? {
             Some(holder) if holder == *id => return Ok(uid),
@@ -158,6 +161,12 @@ fn claim(uids: UidRange, claims: &Path, id: &WorkspaceId, exists: impl Fn(&Works
         uids.count
     );
     Err(Error::new(ErrorKind::Capacity, message).with_field("uids"))
+}
+
+fn lock(claims: &Path) -> Result<fs::File> {
+    fs::File::open(claims)
+        .and_then(|directory| directory.lock().map(|()| directory))
+        .map_err(|cause| failed("the list of users could not be locked").with_source(cause))
 }
 
 fn write_claim(path: &Path, id: &WorkspaceId) -> std::io::Result<()> {
@@ -299,8 +308,10 @@ mod tests {
         let error = get("e").unwrap_err();
         assert_eq!((error.kind(), error.field()), (ErrorKind::Capacity, Some("uids")));
         let identity = Identity::Range { uids, basedir: PathBuf::new(), claims: claims.path().to_owned() };
-        identity.release(&id("c"), given[1]);
-        identity.release(&id("c"), given[2]);
+        identity.release(&id("c"), given[1], |_| false);
+        identity.release(&id("c"), given[2], |_| true);
+        assert_eq!(get("c").unwrap(), given[2], "it was opened anew");
+        identity.release(&id("c"), given[2], |_| false);
         assert_eq!(get("gone").unwrap(), given[2]);
         assert_eq!(get("e").unwrap(), given[2], "a number of a workspace that does not exist is free");
         given.sort_unstable();

@@ -206,29 +206,34 @@ impl Sandbox {
         Ok(Box::pin(connected))
     }
 
+    /// Whether it runs, as far as can be seen at once.
+    pub(crate) fn is_alive(&self) -> bool {
+        // The door closes first, then the rest is ended, and then the first process counts as ended.
+        let is_closed = self.door.lock().as_ref().is_none_or(|door| has_hung_up(&**door));
+        self.ending.borrow().is_none() && !is_closed && !has_ended(&self.init)
+    }
+
     /// Why it has ended, if it has.
     ///
     /// # Cancel safety
     ///
     /// Changes nothing.
     pub(crate) async fn death(&self) -> Option<Cause> {
-        // The door closes first, then the rest is ended, and then the first process counts as ended.
-        let is_closed = self.door.lock().as_ref().is_none_or(|door| has_hung_up(&**door));
-        if self.ending.borrow().is_none() && !is_closed && !has_ended(&self.init) {
+        if self.is_alive() {
             return None;
         }
         // How it ended is told a moment later.
         let mut ending = self.ending.clone();
         let ended = timeout(REPORT_LIMIT, ending.wait_for(Option::is_some)).await;
         let code = ended.ok().and_then(Result::ok).and_then(|ending| ending.as_ref()?.code);
+        // 128 and the number of SIGKILL.
+        if code != Some(137) {
+            return Some(Cause::Unknown);
+        }
+        // Whether it was for that at this moment, nobody can say: the kernel counts the processes that it ended.
         let group = self.group.clone();
         let starved = blocking(move || Ok(group.is_some_and(|group| group.ran_out_of_memory())));
-        Some(match code {
-            _ if starved.await.unwrap_or(false) => Cause::OutOfMemory,
-            // 128 and the number of SIGKILL.
-            Some(137) => Cause::Killed,
-            _ => Cause::Unknown,
-        })
+        Some(if starved.await.unwrap_or(false) { Cause::OutOfMemory } else { Cause::Killed })
     }
 
     /// Ends the sandbox and all that runs in it. May be called more than once.

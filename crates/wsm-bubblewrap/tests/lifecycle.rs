@@ -15,11 +15,11 @@ use std::{
 };
 
 use common::{Sandboxed, basedir, gated, inits, kill_sandbox, processes_with, program, require_bwrap};
-use rustix::process::geteuid;
+use rustix::process::{Signal, geteuid, kill_process};
 use wsm_bubblewrap::{BubblewrapConfig, BubblewrapWorkspaceManager, Network, UidRange};
 use wsm_core::{
-    Backend, BackendConfig, Cause, Error, ErrorKind, ExitStatus, GetRequest, Health, Loss, OutcomeKind, Scope,
-    WorkspaceExt, WorkspaceId, WorkspaceManager,
+    Backend, BackendConfig, Cause, Command, Error, ErrorKind, ExitStatus, FoundState, GetRequest, Health, Loss,
+    OutcomeKind, Scope, WorkspaceExt, WorkspaceId, WorkspaceManager,
 };
 use wsm_gateway::GatewayLayer;
 
@@ -223,6 +223,41 @@ async fn a_hundred_sandboxes_leave_nothing() {
     let groups: Vec<_> =
         groups.map(|group| group.file_name()).filter(|name| name.to_string_lossy().starts_with(&me)).collect();
     assert!(groups.iter().all(|name| !name.to_string_lossy().contains("hundred")), "{groups:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_limit_holds_also_when_the_first_process_stands_still() {
+    let Some(sandboxed) = Sandboxed::new(|config| config).await else { return };
+    let workspace = sandboxed.open("still").await;
+    let running = workspace.exec(Command::shell("echo so far; sleep 60").with_timeout(Duration::from_secs(1)));
+    let stopping = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        kill_process(inits("still")[0], Signal::STOP).unwrap();
+    };
+    let begun = tokio::time::Instant::now();
+    let (result, ()) = tokio::join!(running, stopping);
+    let result = result.unwrap();
+    assert!(matches!(result.status, ExitStatus::Unknown { .. }), "{:?}", result.status);
+    assert_eq!(result.stdout.to_text(), "so far\n");
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    // And putting it away does not wait for it for ever.
+    workspace.suspend().await.unwrap();
+    assert!(inits("still").is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_found_tells_the_living_from_the_dead() {
+    let Some(sandboxed) = Sandboxed::new(|config| config).await else { return };
+    drop(sandboxed.open("found").await);
+    let id = WorkspaceId::new("found").unwrap();
+    let state = async || sandboxed.backend.find(&id).await.unwrap().unwrap().state;
+    assert_eq!(state().await, FoundState::Running);
+    assert!(kill_sandbox("found"));
+    let begun = tokio::time::Instant::now();
+    while state().await != FoundState::Suspended {
+        assert!(begun.elapsed() < PATIENCE, "it is dead");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

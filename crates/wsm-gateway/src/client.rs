@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::mpsc,
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_util::{
     sync::{CancellationToken, PollSemaphore},
@@ -47,6 +48,16 @@ pub(crate) type Connect = dyn Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + 
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// How long the gateway may take to start a command.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How much later than its time limit a command may end: it has a grace, and the machine may be busy.
+const LATENESS: Duration = Duration::from_secs(15);
+
+/// None for a command that may run for ever.
+fn last_moment(begun: Instant, command: &Command) -> Option<Instant> {
+    begun.checked_add(command.timeout?)?.checked_add(LATENESS)
+}
 
 /// A client of the gateway of one workspace. Clones share the connection.
 ///
@@ -155,8 +166,13 @@ impl GatewayClient {
             return Err(Error::unsupported("spawn"));
         }
         let mut stream = session.open(&Request::Spawn(command.into()))?;
-        expect_done(stream.reply().await?)?;
-        Ok(Self::process(stream))
+        let begun = Instant::now();
+        let Ok(reply) = timeout(START_LIMIT, stream.reply()).await else {
+            let message = format!("the gateway did not start the command within {START_LIMIT:?}");
+            return Err(Error::new(ErrorKind::Timeout, message));
+        };
+        expect_done(reply?)?;
+        Ok(Self::process(stream, last_moment(begun, command)))
     }
 
     /// Runs a command to its end, as [`Workspace::exec`](wsm_core::Workspace::exec) does.
@@ -177,10 +193,12 @@ impl GatewayClient {
         let request = Request::Spawn((&command).into());
         let (reply, stream) = self.send(&request, byte_stream(stdin)).await?;
         expect_done(reply)?;
-        Ok(Self::process(stream).collect(Bytes::new(), limit).await)
+        Ok(Self::process(stream, last_moment(Instant::now(), &command)).collect(Bytes::new(), limit).await)
     }
 
-    fn process(stream: Stream) -> Process {
+    /// What is seen of a command, and until when at most: the gateway keeps to the command's time limit, but may itself be
+    /// stopped, or wait for a broken disk.
+    fn process(stream: Stream, last_moment: Option<Instant>) -> Process {
         let stdin = Stdin {
             window: PollSemaphore::new(Arc::clone(&stream.window.0)),
             frames: stream.session.frames.clone(),
@@ -188,8 +206,18 @@ impl GatewayClient {
             finished: false,
         };
         let control = Control { frames: stream.session.frames.clone(), stream: stream.id };
-        let events = stream::unfold(stream, async |mut stream| {
-            let event = match stream.events.recv().await {
+        let events = stream::unfold(stream, move |mut stream| async move {
+            let next = stream.events.recv();
+            let next = match last_moment {
+                Some(moment) => timeout_at(moment, next).await,
+                None => Ok(next.await),
+            };
+            // Dropping the stream tells the gateway, should it ever listen again.
+            let Ok(next) = next else {
+                let reason = "the gateway did not end the command in time".to_owned();
+                return Some((ProcessEvent::End(ExitStatus::Unknown { reason }), stream));
+            };
+            let event = match next {
                 Some(ServerEvent::Data(channel, bytes)) => {
                     stream.taken(bytes.len());
                     match channel {

@@ -16,8 +16,8 @@ const ENVIRONMENT: &str = ".wsm/venv";
 pub(crate) const PROGRAMS: &str = ".wsm/venv/bin";
 /// Says of which list it was made. Written last, so that half an environment has none.
 const MARK: &str = ".wsm/venv/wsm-packages";
-/// How long `pip` may take. Some packages are built on the spot.
-const LIMIT: Duration = Duration::from_secs(15 * 60);
+/// How long `pip` may take. Less than an opening may by default, so that it is this that is told.
+const LIMIT: Duration = Duration::from_secs(8 * 60);
 /// How much of what `pip` says is kept for an error, in bytes.
 const SAID: usize = 4 << 10;
 

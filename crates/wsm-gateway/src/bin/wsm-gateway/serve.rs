@@ -14,7 +14,7 @@ use std::{
 
 use rustix::{
     fs::{CWD, Mode, OFlags, openat},
-    process::{DumpableBehavior, getpid, set_dumpable_behavior},
+    process::{DumpableBehavior, Resource, Rlimit, getpid, getrlimit, set_dumpable_behavior, setrlimit},
 };
 use tokio::{
     net::{UnixListener, UnixStream},
@@ -40,6 +40,8 @@ const GRACE: Duration = Duration::from_secs(1);
 const END_LIMIT: Duration = Duration::from_secs(5);
 /// Holds what callers must know. It stays with this process.
 const TOKEN: &str = "WSM_GATEWAY_TOKEN";
+/// Enough for some ten thousand commands.
+const MOST_FILES: u64 = 65_536;
 /// How many calls may block at once. Each has a thread, which is a good part of what an idle gateway weighs.
 const BLOCKING_THREADS: usize = 32;
 /// How long to wait before accepting again when there was no room for one more connection.
@@ -54,6 +56,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) fn serve(options: Serve) -> Result<()> {
     let Serve { source, port, token, id, workdir, path, mcp_servers } = options;
     shut_commands_out()?;
+    allow_many_files();
     // Before anything else is opened that could have the number.
     let channel = Channel::open(source)?;
     let port = port.map(Port::open).transpose()?;
@@ -65,6 +68,16 @@ pub(crate) fn serve(options: Serve) -> Result<()> {
         .build()
         .map_err(|cause| Error::new(ErrorKind::Backend, "no runtime can be made").with_source(cause))?;
     runtime.block_on(run(channel, port, token, opening, mcp_servers))
+}
+
+/// Each command that runs takes three files and more, and the usual limit is for programs of another age. Commands inherit it.
+fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum.map_or(Some(MOST_FILES), |most| Some(most.min(MOST_FILES))), ..limit };
+    if limit.current.is_some_and(|current| current < MOST_FILES) {
+        // Without it, there is room for fewer commands at once, which is told when it is reached.
+        let _ = setrlimit(Resource::Nofile, raised);
+    }
 }
 
 /// To be called before any command can run: it has the same user, and would otherwise be allowed to take the channel out of

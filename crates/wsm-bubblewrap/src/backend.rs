@@ -20,7 +20,7 @@ use crate::{
     cgroup::{Cgroups, Limits},
     config::{BubblewrapConfig, Network, check_real_basedir},
     identity::Identity,
-    install,
+    install, life,
     probe::Bwrap,
     refusal::Circumstances,
     sandbox::{Sandbox, Start, try_out},
@@ -118,10 +118,11 @@ impl Inner {
                         .with_source(cause)
                 })?;
                 // Now, since names are looked up elsewhere after the machine has moved to another network.
-                Ok((uid, program, group, HostTree::detect()))
+                let life = life::lock(base.path().as_ref(), &id)?;
+                Ok((uid, program, group, life, HostTree::detect()))
             }
         };
-        let (uid, program, group, host) = blocking(prepare).await?;
+        let (uid, program, group, life, host) = blocking(prepare).await?;
         let plan = spec::plan(&Policy {
             host: &host,
             id,
@@ -134,7 +135,7 @@ impl Inner {
             filters: &machine.filters,
         });
         let (bwrap, port) = (machine.bwrap.path.as_path(), self.config.gateway_port);
-        let start = Start { bwrap, plan, uid, group, port, circumstances: machine.circumstances };
+        let start = Start { bwrap, plan, uid, group, life, port, circumstances: machine.circumstances };
         Sandbox::start(start, &self.tasks).await
     }
 
@@ -188,6 +189,7 @@ impl Inner {
         blocking(move || {
             let owner = identity.owner(base.path_of(&record).as_ref());
             base.vacate(&id)?;
+            life::forget(base.path().as_ref(), &id);
             if let Some(owner) = owner {
                 identity.release(&id, owner, |id| !matches!(base.read(id), Ok(None)));
             }

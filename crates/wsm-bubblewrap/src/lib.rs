@@ -7,6 +7,7 @@ mod door;
 mod etc;
 mod identity;
 mod install;
+mod life;
 mod probe;
 mod refusal;
 mod sandbox;

@@ -44,7 +44,7 @@ use crate::{
     cgroup::Group,
     door::Door,
     refusal::{self, Circumstances},
-    spec::{ARGS, BLOCK, DOOR, FIRST_CONTENT, Plan, STATUS, terminated},
+    spec::{ARGS, BLOCK, DOOR, FIRST_CONTENT, LIFE, Plan, STATUS, terminated},
     status::Report,
 };
 
@@ -69,6 +69,8 @@ pub(crate) struct Start<'a> {
     /// None for the user of this process.
     pub(crate) uid: Option<u32>,
     pub(crate) group: Option<Group>,
+    /// What its first process holds as long as it lives.
+    pub(crate) life: Option<File>,
     /// Where its first process listens, if it does.
     pub(crate) port: Option<u16>,
     pub(crate) circumstances: Circumstances,
@@ -107,10 +109,9 @@ impl Sandbox {
     /// # Cancel safety
     ///
     /// A dropped start ends what it made.
-    pub(crate) async fn start(start: Start<'_>, tasks: &TaskTracker) -> Result<Self> {
-        let Start { bwrap, plan, uid, group, port, circumstances } = start;
-        let group = group.map(Arc::new);
-        let started = Self::start_in(bwrap, &plan, uid, port, circumstances, group.clone(), tasks);
+    pub(crate) async fn start(mut start: Start<'_>, tasks: &TaskTracker) -> Result<Self> {
+        let group = start.group.take().map(Arc::new);
+        let started = Self::start_in(start, group.clone(), tasks);
         let started = match timeout(START_LIMIT, started).await {
             Ok(started) => started,
             Err(_) => Err(Error::new(ErrorKind::Timeout, format!("no sandbox was made within {START_LIMIT:?}"))),
@@ -123,20 +124,14 @@ impl Sandbox {
         started
     }
 
-    async fn start_in(
-        bwrap: &Path,
-        plan: &Plan,
-        uid: Option<u32>,
-        port: Option<u16>,
-        circumstances: Circumstances,
-        group: Option<Arc<Group>>,
-        tasks: &TaskTracker,
-    ) -> Result<Self> {
+    async fn start_in(start: Start<'_>, group: Option<Arc<Group>>, tasks: &TaskTracker) -> Result<Self> {
+        let Start { bwrap, plan, uid, group: _, life, port, circumstances } = start;
         let (mut door, inner) = Door::new().map_err(exhausted)?;
         let (status, status_writer) = pipe().map_err(exhausted)?;
         let (block, unblock) = pipe().map_err(exhausted)?;
-        let files = [(DOOR, inner), (STATUS, status_writer), (BLOCK, block)];
-        let child = spawn(bwrap, plan, uid, files.into())?;
+        let mut files = vec![(DOOR, inner), (STATUS, status_writer), (BLOCK, block)];
+        files.extend(life.map(|life| (LIFE, life.into())));
+        let child = spawn(bwrap, &plan, uid, files)?;
         let outer = child.id();
         let (pid_sender, pid) = oneshot::channel();
         let (ending_sender, mut ending) = watch::channel(None);

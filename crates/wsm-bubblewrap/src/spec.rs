@@ -16,16 +16,18 @@ use crate::{
     etc::{self, HostEtc},
 };
 
-/// The number of the door's inner end. The only file that the sandbox itself gets.
+/// The number of the door's inner end. With the next one all that the sandbox itself gets.
 pub(crate) const DOOR: i32 = 3;
+/// The lock that the first process holds as long as it lives. It knows nothing of it.
+pub(crate) const LIFE: i32 = 4;
 /// Where `bwrap` reports.
-pub(crate) const STATUS: i32 = 4;
+pub(crate) const STATUS: i32 = 5;
 /// What it waits for before it runs the program.
-pub(crate) const BLOCK: i32 = 5;
+pub(crate) const BLOCK: i32 = 6;
 /// Where its options are.
-pub(crate) const ARGS: i32 = 6;
+pub(crate) const ARGS: i32 = 7;
 /// The first of the files with content.
-pub(crate) const FIRST_CONTENT: i32 = 7;
+pub(crate) const FIRST_CONTENT: i32 = 8;
 
 /// Where workspaces are inside.
 pub(crate) const WORKDIR: &str = "/workspace";
@@ -259,7 +261,7 @@ mod tests {
             plan.command_line,
             [
                 "--args",
-                "6",
+                "7",
                 "--",
                 INIT,
                 "serve",
@@ -306,7 +308,7 @@ mod tests {
             tmp_size: 1000,
             filters: &[],
         });
-        assert_eq!(plan.command_line, ["--args", "6", "--", "true"]);
+        assert_eq!(plan.command_line, ["--args", "7", "--", "true"]);
         assert_eq!(lines(&plan), include_str!("../tests/golden/with-network.txt").trim_end());
         assert_eq!(plan.contents[3], b"127.0.0.1 localhost\n127.0.1.1 workspace\n");
         assert_eq!(plan.contents[4], b"nameserver 192.0.2.1\n");

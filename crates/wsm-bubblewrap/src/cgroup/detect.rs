@@ -170,7 +170,7 @@ fn pid_namespace() -> Option<u64> {
 }
 
 /// When a process started, in ticks since the machine did.
-fn start_time(pid: u32) -> Option<u64> {
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // After the name, which may hold anything, come the fields from the third one on; this is the 22nd.
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()

@@ -3,7 +3,7 @@
 mod detect;
 mod group;
 
-pub(crate) use detect::Cgroups;
+pub(crate) use detect::{Cgroups, start_time};
 pub(crate) use group::Group;
 
 /// What a sandbox may use.

@@ -160,10 +160,20 @@ async fn idle(manager: &BubblewrapWorkspaceManager) {
     let opened = join_all(requests.iter().map(|request| manager.get_workspace(request))).await;
     let handles: Vec<_> = opened.into_iter().map(Result::unwrap).collect();
     println!("opening {IDLE} workspaces at once:              {:.1?}", begun.elapsed());
+    // Threads for calls that block end when they have been idle for a while.
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    println!("{IDLE} idle workspaces, never used:");
+    tell_memory(&before);
     join_all(handles.iter().map(|handle| handle.exec(Command::new("true")))).await.into_iter().for_each(|result| {
         assert!(result.unwrap().status.success());
     });
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    println!("the same after one command in each:");
+    tell_memory(&before);
+}
+
+/// What the processes weigh that were not there before.
+fn tell_memory(before: &BTreeMap<u32, String>) {
     let now = processes();
     let mut sums: BTreeMap<&str, (usize, u64, u64)> = BTreeMap::new();
     for (pid, name) in now.iter().filter(|(pid, _)| !before.contains_key(*pid)) {

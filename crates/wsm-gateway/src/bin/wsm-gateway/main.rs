@@ -8,6 +8,7 @@ mod channel;
 mod door;
 mod file_args;
 mod files;
+mod footprint;
 mod inherited;
 mod orphans;
 mod port;

@@ -30,6 +30,7 @@ use crate::{
     args::Serve,
     channel::{Channel, join_pipes},
     door::Door,
+    footprint::forget_start,
     orphans::Reaper,
     port::{Port, serve_caller, serve_proven},
 };
@@ -67,6 +68,7 @@ pub(crate) fn serve(options: Serve) -> Result<()> {
         .max_blocking_threads(BLOCKING_THREADS)
         .build()
         .map_err(|cause| Error::new(ErrorKind::Backend, "no runtime can be made").with_source(cause))?;
+    forget_start();
     runtime.block_on(run(channel, port, token, opening, mcp_servers))
 }
 

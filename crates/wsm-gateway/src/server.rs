@@ -9,7 +9,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
-    sync::mpsc,
+    sync::{Notify, mpsc},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use wsm_core::{
@@ -45,12 +45,21 @@ pub struct Served {
     /// What answers in place of all else.
     pub(crate) calls: Option<ExecCalls>,
     mcp: Option<Arc<dyn McpService>>,
+    /// Told at the end of each request.
+    ended: Option<Arc<Notify>>,
 }
 
 impl Served {
     /// Serves the commands and files of a workspace.
     pub fn new(workspace: Arc<dyn Workspace>) -> Self {
-        Self { workspace, file_tools: None, calls: None, mcp: None }
+        Self { workspace, file_tools: None, calls: None, mcp: None, ended: None }
+    }
+
+    /// Notifies at the end of each request, for whoever wants to tidy up in a pause.
+    #[must_use]
+    pub fn with_notice_of_ends(mut self, notify: Arc<Notify>) -> Self {
+        self.ended = Some(notify);
+        self
     }
 
     /// Serves MCP as well. Without, every request for it is `unsupported`.
@@ -224,6 +233,9 @@ impl Connection {
                 }
             }
             streams.lock().remove(&id);
+            if let Some(ended) = &served.ended {
+                ended.notify_one();
+            }
         });
         Ok(())
     }

@@ -1,7 +1,6 @@
-//! Gives pages of the program back that were only needed to start.
+//! Gives pages of the program back that were only needed to start, or to do something that is over.
 //!
-//! A good part of the program is read into memory while it starts, and counts for each of many sandboxes. What is needed again
-//! comes back from the kernel's cache, which they share.
+//! They count for each of many sandboxes. What is needed again comes back from the kernel's cache, which they share.
 #![expect(unsafe_code, reason = "no safe call says that mapped pages are not needed")]
 
 use std::fs;
@@ -9,7 +8,7 @@ use std::fs;
 use rustix::mm::{Advice, madvise};
 
 /// Forgets the pages of the program's own code. Where it can not be found out which those are, nothing happens.
-pub(crate) fn forget_start() {
+pub(crate) fn forget_code() {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let code = maps.lines().filter_map(code_range);
     for (start, end) in code {
@@ -47,7 +46,7 @@ mod tests {
         ] {
             assert_eq!(code_range(other), None, "{other}");
         }
-        forget_start();
+        forget_code();
         assert!(!fs::read_to_string("/proc/self/maps").unwrap().is_empty(), "it goes on");
     }
 }

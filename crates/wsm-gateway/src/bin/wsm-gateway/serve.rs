@@ -19,6 +19,7 @@ use rustix::{
 use tokio::{
     net::{UnixListener, UnixStream},
     signal::unix::{SignalKind, signal},
+    sync::Notify,
     task::JoinSet,
     time::timeout,
 };
@@ -30,11 +31,13 @@ use crate::{
     args::Serve,
     channel::{Channel, join_pipes},
     door::Door,
-    footprint::forget_start,
+    footprint::forget_code,
     orphans::Reaper,
     port::{Port, serve_caller, serve_proven},
 };
 
+/// After how long without the end of a request it counts as idle.
+const REST: Duration = Duration::from_secs(10);
 /// How long a command that is ended has for cleaning up.
 const GRACE: Duration = Duration::from_secs(1);
 /// How long ending all commands may take. Well above [`GRACE`].
@@ -68,7 +71,8 @@ pub(crate) fn serve(options: Serve) -> Result<()> {
         .max_blocking_threads(BLOCKING_THREADS)
         .build()
         .map_err(|cause| Error::new(ErrorKind::Backend, "no runtime can be made").with_source(cause))?;
-    forget_start();
+    // Much of what has run so far is not needed again.
+    forget_code();
     runtime.block_on(run(channel, port, token, opening, mcp_servers))
 }
 
@@ -171,9 +175,20 @@ async fn run(
     let mut limits = McpLimits::default();
     limits.max_servers = mcp_servers.unwrap_or(limits.max_servers);
     let mcp = McpRegistry::new(Arc::clone(&host), limits);
+    let ended = Arc::new(Notify::new());
+    let resting = async {
+        loop {
+            ended.notified().await;
+            while timeout(REST, ended.notified()).await.is_ok() {}
+            forget_code();
+        }
+    };
     let work = async {
         let tools = HostFileTools::new(&opening.info().workdir);
-        let served = Served::new(host).with_file_tools(Arc::new(tools)).with_mcp(mcp.clone());
+        let served = Served::new(host)
+            .with_file_tools(Arc::new(tools))
+            .with_mcp(mcp.clone())
+            .with_notice_of_ends(Arc::clone(&ended));
         let result = tokio::select! {
             result = serve_channel(channel, port, token, served) => result,
             _ = terminated => Ok(()),
@@ -192,6 +207,7 @@ async fn run(
     tokio::select! {
         result = work => result,
         () = reaping => Ok(()),
+        () = resting => Ok(()),
     }
 }
 

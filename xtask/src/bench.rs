@@ -24,12 +24,15 @@ pub(crate) enum Subject {
     Service,
     /// The gateway's static program over a socket pair, and its frames.
     Gateway,
+    /// Sandboxes, beside a bare `bwrap`.
+    Bubblewrap,
 }
 
 pub(crate) fn bench(subject: Subject, duration: Duration) -> Result<()> {
     match subject {
         Subject::Service => service(duration),
         Subject::Gateway => gateway(),
+        Subject::Bubblewrap => bubblewrap(),
     }
 }
 
@@ -41,6 +44,13 @@ fn gateway() -> Result<()> {
     run_command(command("cargo", &whole).env("WSM_GATEWAY", program))?;
     println!("\n# Its frames");
     run("cargo", &[&bench[..], &["frames", "--features", "testing", "--", "--quick"]].concat())
+}
+
+fn bubblewrap() -> Result<()> {
+    let program = gateway::gateway(false)?;
+    println!("\n# Sandboxes");
+    let bench = ["bench", "--locked", "--package", "wsm-bubblewrap", "--bench", "sandbox"];
+    run_command(command("cargo", &bench).env("WSM_GATEWAY", program))
 }
 
 fn service(duration: Duration) -> Result<()> {

@@ -36,6 +36,13 @@ impl Check {
         Self::new(Status::Ok, name, detail)
     }
 
+    pub(super) fn at_most_a_warning(mut self) -> Self {
+        if self.status == Status::Failed {
+            self.status = Status::Warning;
+        }
+        self
+    }
+
     pub(super) fn with_advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self

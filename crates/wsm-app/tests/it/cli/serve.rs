@@ -169,7 +169,7 @@ fn a_wrong_configuration_is_refused_and_nothing_is_made() {
         (&["--set", "local.basdir=x"], ["did you mean `basedir`?", "--set"]),
         (&["--set", "local.kill_grace=soon"], ["`local.kill_grace`", "--set"]),
         (&["--config", "missing.toml"], ["can not be read", "missing.toml"]),
-        (&["--backend", "docker"], ["`backend`", "`local`"]),
+        (&["--backend", "k8s"], ["`backend`", "`local`"]),
         (&["--log", "=,="], ["`log`", "levels by module"]),
     ] {
         let refused = output(dir.path(), &[&["serve", "--basedir", "base", "--store", "wsm.db"], args].concat());

@@ -73,8 +73,7 @@ fn start() -> Result<()> {
     }
     let place = PathBuf::from(PLACE);
     fs::create_dir_all(&place)?;
-    // A killed one leaves its number behind, and refuses to start as long as that is there.
-    let _ = fs::remove_file(place.join("pid"));
+    forget_killed(&place);
     let log = fs::File::create(place.join("log"))?;
     let at = |name: &str| place.join(name).display().to_string();
     let mut dockerd = command("dockerd", &["--host", &host(), "--data-root", &at("data"), "--exec-root", &at("exec")]);
@@ -98,6 +97,19 @@ fn start() -> Result<()> {
         pause();
     }
     bail!("`dockerd` does not answer: {}", last_of(&place.join("log")))
+}
+
+/// Removes what a killed engine leaves, without which it starts, and with which it waits in vain for the part of it that was
+/// killed along.
+fn forget_killed(place: &Path) {
+    let _ = fs::remove_file(place.join("pid"));
+    let _ = fs::remove_file(SOCKET);
+    let containerd = place.join("exec/containerd");
+    let pid = fs::read_to_string(containerd.join("containerd.pid")).unwrap_or_default();
+    let command = fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();
+    if !command.contains(PLACE) {
+        let _ = fs::remove_dir_all(containerd);
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "a task of this program waits for another one")]

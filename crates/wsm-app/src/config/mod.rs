@@ -20,7 +20,10 @@ use secrecy::SecretString;
 use toml::{Table, Value};
 use wsm_core::UserId;
 
-#[cfg_attr(not(feature = "local"), expect(unused_imports, reason = "this build has no backend"))]
+#[cfg_attr(
+    not(any(feature = "local", feature = "bubblewrap", feature = "docker")),
+    expect(unused_imports, reason = "this build has no backend")
+)]
 pub(crate) use fields::field_names;
 use key::{APP_KEYS, Key, Kind, MANAGER_KEYS};
 use known::check_known;

@@ -41,7 +41,8 @@ pub trait Layer: fmt::Debug + Send + Sync + 'static {
     ///
     /// Whatever kept the layer from working. The workspace is suspended then. If the error is worth another try at once
     /// ([`Retry::Now`](crate::Retry::Now)), as one about a program of another version that still runs, the manager opens it
-    /// once more before it gives up.
+    /// once more before it gives up. So it does after `gone`, which says that the workspace has ended meanwhile: there is
+    /// nothing to suspend then.
     async fn wrap(&self, inner: Arc<dyn ManagedWorkspace>, opened: &OpenedInfo) -> Result<Arc<dyn ManagedWorkspace>>;
 }
 

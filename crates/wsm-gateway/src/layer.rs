@@ -70,7 +70,25 @@ impl Layer for GatewayLayer {
     }
 
     async fn wrap(&self, inner: Arc<dyn ManagedWorkspace>, _: &OpenedInfo) -> Result<Arc<dyn ManagedWorkspace>> {
-        let connect = Arc::clone(&inner);
+        let (client, version) = match self.greet(&inner).await {
+            Ok(greeted) => greeted,
+            // The connection may have broken because the sandbox has ended, which asks for another answer.
+            Err(error) if error.kind() == ErrorKind::Unavailable && matches!(death(&*inner).await, Ok(Some(_))) => {
+                let message = "the workspace ended while it was opened: ask for it again";
+                return Err(Error::new(ErrorKind::Gone, message).with_source(error));
+            }
+            Err(error) => return Err(error),
+        };
+        let capabilities = self.capabilities(inner.capabilities());
+        tracing::debug!(workspace_id = %inner.info().id, version, "the gateway answers");
+        Ok(Arc::new(GatewayWorkspace { inner, client, capabilities }))
+    }
+}
+
+impl GatewayLayer {
+    /// Connects to the gateway, learns its version and has the packages installed.
+    async fn greet(&self, inner: &Arc<dyn ManagedWorkspace>) -> Result<(GatewayClient, String)> {
+        let connect = Arc::clone(inner);
         let client = GatewayClient::new(move || {
             let inner = Arc::clone(&connect);
             async move {
@@ -86,10 +104,19 @@ impl Layer for GatewayLayer {
         if !self.packages.is_empty() {
             packages::install(&client, &self.packages).await?;
         }
-        let capabilities = self.capabilities(inner.capabilities());
-        tracing::debug!(workspace_id = %inner.info().id, version = hello.version, "the gateway answers");
-        Ok(Arc::new(GatewayWorkspace { inner, client, capabilities }))
+        Ok((client, hello.version))
     }
+}
+
+/// Waits a moment for a sandbox to be found dead: a connection breaks before its engine knows that.
+async fn death(inner: &dyn ManagedWorkspace) -> Result<Option<Health>> {
+    for _ in 0..DEATH_LOOKS {
+        tokio::time::sleep(DEATH_PAUSE).await;
+        if let dead @ Health::Dead(_) = inner.health().await? {
+            return Ok(Some(dead));
+        }
+    }
+    Ok(None)
 }
 
 /// A workspace whose commands and files go through its gateway.
@@ -184,14 +211,10 @@ impl ManagedWorkspace for GatewayWorkspace {
             dead => return Ok(dead),
         };
         let Err(error) = self.client.ping().await else { return Ok(Health::Alive(idle_stop)) };
-        // The connection breaks a moment before the engine knows that the sandbox is dead.
-        for _ in 0..DEATH_LOOKS {
-            tokio::time::sleep(DEATH_PAUSE).await;
-            if let dead @ Health::Dead(_) = self.inner.health().await? {
-                return Ok(dead);
-            }
+        match death(&*self.inner).await? {
+            Some(dead) => Ok(dead),
+            None => Err(error),
         }
-        Err(error)
     }
 
     async fn keep_alive(&self, duration: Duration) -> Result<Option<Duration>> {

@@ -95,10 +95,10 @@ impl Core {
         let started = Instant::now();
         let mut result = self.open(slot, &mut plan).await;
         if let Err(Failure { error, untold: Some(untold), epoch: None }) = &result
-            && error.retry() == Retry::Now
+            && (error.retry() == Retry::Now || error.kind() == ErrorKind::Gone)
         {
-            // A layer could not work with what runs there, such as another version of its own. That was put away, and what
-            // is opened now is new.
+            // A layer could not work with what runs there, such as another version of its own, which was put away then. Or
+            // the workspace ended just when it was open. What is opened now is new.
             self.hub.failed(&slot.id, "open", error);
             plan.untold = Some(untold.clone());
             result = self.open(slot, &mut plan).await;
@@ -239,6 +239,13 @@ impl Core {
         let wrapped = self.within(self.settings.open_timeout, "wrap", self.wrap(Arc::clone(&bare), &info));
         let managed = match self.unless_aborted(wrapped).await {
             Ok(managed) => managed,
+            Err(error) if error.kind() == ErrorKind::Gone => {
+                // There is nothing to put away, and the next opening is told why by the backend, which knows it still.
+                if let Err(error) = self.release(lock, Release::Vacate(checkpoint)).await {
+                    self.hub.failed(&slot.id, "release", &error);
+                }
+                return Err(Failure { error: place(error), untold: Some(outcome), epoch: None });
+            }
             Err(error) => {
                 let epoch = epoch_of(bare, None);
                 epoch.close();

@@ -23,7 +23,14 @@ use crate::support::{TTL, beside, get, id, settings, settle, unavailable};
 #[derive(Debug)]
 struct Flaky {
     failures: AtomicUsize,
+    kind: ErrorKind,
     retry: Retry,
+}
+
+impl Flaky {
+    fn new(failures: usize, kind: ErrorKind, retry: Retry) -> Arc<Self> {
+        Arc::new(Self { failures: AtomicUsize::new(failures), kind, retry })
+    }
 }
 
 #[async_trait]
@@ -38,7 +45,7 @@ impl Layer for Flaky {
 
     async fn wrap(&self, inner: Arc<dyn ManagedWorkspace>, _: &OpenedInfo) -> Result<Arc<dyn ManagedWorkspace>> {
         if self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
-            return Err(Error::new(ErrorKind::Backend, "the layer can not be put on").with_retry(self.retry));
+            return Err(Error::new(self.kind, "the layer can not be put on").with_retry(self.retry));
         }
         Ok(inner)
     }
@@ -47,7 +54,7 @@ impl Layer for Flaky {
 #[tokio::test(start_paused = true)]
 async fn a_failed_wrap_suspends_the_workspace_and_its_outcome_is_told_later() {
     let engine = MemoryEngine::new();
-    let layer = Arc::new(Flaky { failures: AtomicUsize::new(2), retry: Retry::Never });
+    let layer = Flaky::new(2, ErrorKind::Backend, Retry::Never);
     let manager = CachingManager::builder(MemoryConfig::new(engine.clone())).layer(layer).build().unwrap();
     let manager = Arc::new(manager);
     for _ in 0..2 {
@@ -63,20 +70,55 @@ async fn a_failed_wrap_suspends_the_workspace_and_its_outcome_is_told_later() {
 
 #[tokio::test(start_paused = true)]
 async fn a_layer_that_can_not_work_with_what_runs_gets_a_new_sandbox_once() {
+    for (kind, retry) in [(ErrorKind::Backend, Retry::Now), (ErrorKind::Gone, Retry::Never)] {
+        let engine = MemoryEngine::new();
+        let builder = CachingManager::builder(MemoryConfig::new(engine.clone()));
+        let manager = Arc::new(builder.layer(Flaky::new(1, kind, retry)).build().unwrap());
+        let handle = get(&manager, "w").await.unwrap();
+        assert_eq!(handle.opening().outcome.kind, OutcomeKind::Created, "nobody was told before");
+        assert!(handle.sh("true").await.unwrap().status.success());
+        assert_eq!(engine.running(), 1);
+    }
     let engine = MemoryEngine::new();
-    let flaky = |failures| Arc::new(Flaky { failures: AtomicUsize::new(failures), retry: Retry::Now });
-    let manager = CachingManager::builder(MemoryConfig::new(engine.clone())).layer(flaky(1)).build().unwrap();
-    let manager = Arc::new(manager);
-    let handle = get(&manager, "w").await.unwrap();
-    assert_eq!(handle.opening().outcome.kind, OutcomeKind::Created, "nobody was told before");
-    assert!(handle.sh("true").await.unwrap().status.success());
-    assert_eq!(engine.running(), 1);
-
-    let manager = CachingManager::builder(MemoryConfig::new(engine.clone())).layer(flaky(3)).build().unwrap();
-    let manager = Arc::new(manager);
+    let builder = CachingManager::builder(MemoryConfig::new(engine.clone()));
+    let manager = Arc::new(builder.layer(Flaky::new(3, ErrorKind::Backend, Retry::Now)).build().unwrap());
     get(&manager, "v").await.unwrap_err();
-    assert_eq!(engine.running(), 1, "nothing is left running");
+    assert_eq!(engine.running(), 0, "nothing is left running");
     get(&manager, "v").await.unwrap();
+}
+
+/// Sees the workspace end before it can be put on.
+#[derive(Debug)]
+struct Late(MemoryEngine, AtomicUsize);
+
+#[async_trait]
+impl Layer for Late {
+    fn capabilities(&self, inner: Capabilities) -> Capabilities {
+        inner
+    }
+
+    fn prepare(&self, _: Capabilities, _: &mut OpenRequest) -> Result<()> {
+        Ok(())
+    }
+
+    async fn wrap(&self, inner: Arc<dyn ManagedWorkspace>, opened: &OpenedInfo) -> Result<Arc<dyn ManagedWorkspace>> {
+        if self.1.fetch_add(1, Ordering::SeqCst) == 0 {
+            self.0.kill(&opened.id, Cause::OutOfMemory);
+        }
+        inner.stat(".").await?;
+        Ok(inner)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_workspace_that_ends_while_a_layer_is_put_on_is_opened_anew_with_the_cause() {
+    let engine = MemoryEngine::new();
+    let builder = CachingManager::builder(MemoryConfig::new(engine.clone()));
+    let manager = Arc::new(builder.layer(Arc::new(Late(engine.clone(), AtomicUsize::new(0)))).build().unwrap());
+    let opening = get(&manager, "w").await.unwrap().opening().clone();
+    assert_eq!((opening.outcome.kind, opening.outcome.cause), (OutcomeKind::Created, Some(Cause::OutOfMemory)));
+    assert!(opening.outcome.lost.contains(&Loss::Processes), "{opening:?}");
+    assert_eq!(engine.running(), 1);
 }
 
 /// Claims that workspaces have no files.
@@ -134,7 +176,7 @@ fn what_is_handed_around_can_cross_threads() {
 async fn a_loss_that_nobody_was_told_is_not_forgotten() {
     for suspend_fails in [false, true] {
         let engine = MemoryEngine::new();
-        let layer = Arc::new(Flaky { failures: AtomicUsize::new(0), retry: Retry::Never });
+        let layer = Flaky::new(0, ErrorKind::Backend, Retry::Never);
         let builder = CachingManager::builder(MemoryConfig::new(engine.clone())).settings(settings());
         let manager = Arc::new(builder.layer(Arc::clone(&layer) as Arc<dyn Layer>).build().unwrap());
         drop(get(&manager, "w").await.unwrap());

@@ -13,7 +13,10 @@ use wsm_core::{
     Backend, Capabilities, Cause, Encoding, Error, ErrorKind, FoundWorkspace, InitProgram, Loss, OpenRequest, Opened,
     Outcome, OutcomeKind, Probe, Result, UserId, WorkspaceId, WorkspaceInfo,
 };
-use wsm_host::{Arrival, Basedir, Registry, Settled, Wanted, blocking, keep_ends_of_children, probe_basedir};
+use wsm_host::{
+    Arrival, Basedir, Registry, Sandbox as _, SandboxWorkspace, Settled, Wanted, blocking, gateway_missing,
+    keep_ends_of_children, probe_basedir,
+};
 
 use crate::{
     KIND,
@@ -26,7 +29,7 @@ use crate::{
     sandbox::{Sandbox, Start, try_out},
     seccomp,
     spec::{self, HostTree, Policy, Program, WORKDIR},
-    workspace::{BubblewrapWorkspace, CAPABILITIES, Live},
+    workspace::Live,
 };
 
 /// Workspaces that are sandboxes of this machine. Made from a [`BubblewrapConfig`].
@@ -155,7 +158,7 @@ impl Inner {
             }
             Ok((live, outcome)) => {
                 self.registry.insert(id.clone(), Arc::clone(&live));
-                let workspace = Arc::new(BubblewrapWorkspace::new(live, Arc::clone(&self.registry)));
+                let workspace = Arc::new(SandboxWorkspace::new(live, Arc::clone(&self.registry)));
                 Ok(Opened::new(workspace, outcome))
             }
             Err(error) => Err(error),
@@ -205,10 +208,7 @@ impl Inner {
         earlier: Option<Arc<Live>>,
         init: Option<InitProgram>,
     ) -> Result<(Arc<Live>, Outcome)> {
-        let Some(init) = init else {
-            let message = "a sandbox is driven through its gateway: add `wsm_gateway::GatewayLayer` to the manager";
-            return Err(Error::new(ErrorKind::Unsupported, message).with_code("gateway_missing"));
-        };
+        let Some(init) = init else { return Err(gateway_missing::<Live>()) };
         let ready = self.ready().await?;
         let base = &ready.base;
         let settled = {
@@ -217,7 +217,7 @@ impl Inner {
         };
         let mut cause = None;
         if let Some(live) = earlier {
-            cause = live.death().await?;
+            cause = Arc::clone(&live).death().await?;
             if settled.arrival.is_none() && cause.is_none() {
                 return Ok((live, Outcome::new(OutcomeKind::Reattached)));
             }
@@ -293,7 +293,7 @@ impl Backend for BubblewrapBackend {
     }
 
     fn capabilities(&self) -> Capabilities {
-        CAPABILITIES
+        Live::CAPABILITIES
     }
 
     async fn open(&self, request: OpenRequest) -> Result<Opened> {

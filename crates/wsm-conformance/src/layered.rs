@@ -5,8 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use wsm_core::{
-    Backend, Capabilities, Error, ErrorKind, FoundWorkspace, Layer, OpenRequest, Opened, OpenedInfo, Outcome, Probe,
-    Result, Retry, WorkspaceId,
+    Backend, Capabilities, Error, ErrorKind, FoundWorkspace, Layer, Leftover, OpenRequest, Opened, OpenedInfo, Outcome,
+    Probe, Result, Retry, WorkspaceId,
 };
 
 /// Tests a backend together with a layer: the suite sees what the users of a manager with that layer see.
@@ -72,6 +72,14 @@ impl<B: Backend> Backend for Layered<B> {
 
     async fn destroy(&self, id: &WorkspaceId) -> Result<()> {
         self.backend.destroy(id).await
+    }
+
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        self.backend.leftovers().await
+    }
+
+    async fn remove_leftover(&self, leftover: &Leftover) -> Result<bool> {
+        self.backend.remove_leftover(leftover).await
     }
 
     async fn probe(&self) -> Result<Probe> {

@@ -17,6 +17,7 @@ use crate::{
     error::Result,
     id::{UserId, WorkspaceId},
     policy::IsolationPolicy,
+    progress::Progress,
     scope::Scope,
     workspace::ManagedWorkspace,
 };
@@ -83,6 +84,28 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     ///
     /// `unavailable` when the engine can not be reached; nothing is deleted then.
     async fn destroy(&self, id: &WorkspaceId) -> Result<()>;
+
+    /// What this installation has made in the engine and nothing needs any more: what a crash has left, and what newer
+    /// things have replaced. Never anything that holds a workspace's files, nor anything of another installation. By default
+    /// there is never anything.
+    ///
+    /// # Errors
+    ///
+    /// `unavailable` when the engine can not be reached.
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        Ok(Vec::new())
+    }
+
+    /// Removes one of [`leftovers`](Self::leftovers), after another look: something may need it by now. Tells whether it is
+    /// gone.
+    ///
+    /// # Errors
+    ///
+    /// `unavailable` when the engine can not be reached.
+    async fn remove_leftover(&self, leftover: &Leftover) -> Result<bool> {
+        let _ = leftover;
+        Ok(false)
+    }
 
     /// Whether the engine can be reached, its version, and what is missing. By default there is nothing to reach.
     ///
@@ -159,12 +182,22 @@ pub struct OpenRequest {
     pub init: Option<InitProgram>,
     /// Whether a workspace of another user may be opened.
     pub allow_foreign_owner: bool,
+    /// Where to tell how far the opening is, when it takes long.
+    pub progress: Progress,
 }
 
 impl OpenRequest {
     /// A request by id alone.
     pub fn new(id: WorkspaceId) -> Self {
-        Self { id, owner: None, placement: None, checkpoint: None, init: None, allow_foreign_owner: false }
+        Self {
+            id,
+            owner: None,
+            placement: None,
+            checkpoint: None,
+            init: None,
+            allow_foreign_owner: false,
+            progress: Progress::default(),
+        }
     }
 
     /// Sets who asks.
@@ -185,6 +218,13 @@ impl OpenRequest {
     #[must_use]
     pub fn with_checkpoint(mut self, checkpoint: Option<Checkpoint>) -> Self {
         self.checkpoint = checkpoint;
+        self
+    }
+
+    /// Sets where to tell how far the opening is.
+    #[must_use]
+    pub fn with_progress(mut self, progress: Progress) -> Self {
+        self.progress = progress;
         self
     }
 
@@ -359,12 +399,14 @@ pub struct FoundWorkspace {
     pub location: String,
     /// When it was made, where that is known.
     pub created_at: Option<SystemTime>,
+    /// Whether it runs for nobody: the service that had opened it ended without putting it away.
+    pub is_abandoned: bool,
 }
 
 impl FoundWorkspace {
     /// A workspace without a known owner.
     pub fn new(id: WorkspaceId, state: FoundState, location: impl Into<String>) -> Self {
-        Self { id, owner: None, state, generation: 0, location: location.into(), created_at: None }
+        Self { id, owner: None, state, generation: 0, location: location.into(), created_at: None, is_abandoned: false }
     }
 
     /// Sets the owner.
@@ -386,6 +428,64 @@ impl FoundWorkspace {
     pub fn with_created_at(mut self, created_at: Option<SystemTime>) -> Self {
         self.created_at = created_at;
         self
+    }
+}
+
+/// Something that a backend has made and nothing needs any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Leftover {
+    /// What kind of thing it is.
+    pub kind: LeftoverKind,
+    /// Its name in the engine, or its path.
+    pub name: String,
+    /// Why nothing needs it, for people.
+    pub reason: String,
+    /// Whose it was, where it was a workspace's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workspace_id: Option<WorkspaceId>,
+}
+
+impl Leftover {
+    /// A leftover that was no workspace's.
+    pub fn new(kind: LeftoverKind, name: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { kind, name: name.into(), reason: reason.into(), workspace_id: None }
+    }
+
+    /// Sets whose it was.
+    #[must_use]
+    pub fn with_workspace(mut self, id: Option<WorkspaceId>) -> Self {
+        self.workspace_id = id;
+        self
+    }
+}
+
+/// The kinds of things that backends make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum LeftoverKind {
+    /// A container, Pod or cloud sandbox.
+    Sandbox,
+    /// A volume.
+    Volume,
+    /// A network.
+    Network,
+    /// An image.
+    Image,
+    /// A directory of the backend's own.
+    Directory,
+}
+
+impl fmt::Display for LeftoverKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sandbox => "sandbox",
+            Self::Volume => "volume",
+            Self::Network => "network",
+            Self::Image => "image",
+            Self::Directory => "directory",
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use futures::stream::BoxStream;
 use serde::Serialize;
 
-use crate::{backend::Outcome, id::WorkspaceId};
+use crate::{backend::Outcome, id::WorkspaceId, progress::Step};
 
 /// One step in a workspace's life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -47,6 +47,11 @@ pub enum EventKind {
         /// How long it took.
         #[serde(rename = "duration_ms", serialize_with = "millis")]
         duration: Duration,
+    },
+    /// Its opening takes long, and is this far.
+    Progress {
+        /// How far.
+        step: Step,
     },
     /// It was put away.
     Suspended {

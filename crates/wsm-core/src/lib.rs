@@ -16,12 +16,13 @@ mod layer;
 mod manager;
 pub mod memory;
 mod policy;
+mod progress;
 mod scope;
 mod workspace;
 
 pub use backend::{
-    Backend, BackendConfig, Cause, Checkpoint, FOREIGN_OWNER, FoundState, FoundWorkspace, InitProgram, Loss,
-    OpenRequest, Opened, Outcome, OutcomeKind, Placement, Probe, Ready, SweepTrigger,
+    Backend, BackendConfig, Cause, Checkpoint, FOREIGN_OWNER, FoundState, FoundWorkspace, InitProgram, Leftover,
+    LeftoverKind, Loss, OpenRequest, Opened, Outcome, OutcomeKind, Placement, Probe, Ready, SweepTrigger,
 };
 pub use capability::Capabilities;
 pub use capture::Capture;
@@ -46,6 +47,7 @@ pub use manager::{
     ManagerSettings, Opening, Prewarm, WorkspaceHandle, WorkspaceManager,
 };
 pub use policy::IsolationPolicy;
+pub use progress::{Progress, Step};
 pub use scope::Scope;
 pub use workspace::{
     ByteChannel, Connection, Endpoint, Health, ManagedWorkspace, Workspace, WorkspaceExt, WorkspaceInfo,

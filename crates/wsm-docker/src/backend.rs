@@ -1,10 +1,16 @@
 //! The backend: opens, finds, lists and destroys workspaces that are containers.
 
-use std::{collections::HashMap, fs, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bollard::{
-    models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum, NetworkCreateRequest},
+    models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum},
     query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder},
 };
 use futures::{
@@ -19,21 +25,26 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 use wsm_core::{
     Backend, Capabilities, Cause, Encoding, Error, ErrorKind, FoundState, FoundWorkspace, InitProgram, Loss,
-    OpenRequest, Opened, Outcome, OutcomeKind, Probe, Result, WorkspaceId, WorkspaceInfo,
+    OpenRequest, Opened, Outcome, OutcomeKind, Probe, Progress, Result, WorkspaceId, WorkspaceInfo,
 };
-use wsm_host::{Arrival, Basedir, Registry, Settled, Wanted, blocking, handshake::Token, probe_basedir};
+use wsm_host::{
+    Arrival, Basedir, Registry, Sandbox as _, SandboxWorkspace, Settled, Wanted, blocking, gateway_missing,
+    handshake::Token, probe_basedir,
+};
 
 use crate::{
     KIND,
     client::{Engine, LONG, SHORT, if_found},
     config::{Connect, DockerConfig, DockerNetwork},
     container::{
-        self, LABEL_ATTEMPT, LABEL_DIRECTORY, LABEL_ID, LABEL_MARK, LABEL_OWNER, Policy, TOKEN_VARIABLE, WORKDIR, name,
+        self, LABEL_ATTEMPT, LABEL_DIRECTORY, LABEL_ID, LABEL_OWNER, Policy, TOKEN_VARIABLE, WORKDIR, name,
         network_name,
     },
-    image::{Images, Recipe},
+    hold::{self, Hold},
+    image::{self, Images, Recipe},
+    network,
     reach::{Reach, connect},
-    workspace::{CAPABILITIES, DockerWorkspace, Live, remove},
+    workspace::{Live, remove},
 };
 
 /// How long a started container's gateway may take to answer.
@@ -65,6 +76,13 @@ struct Ready {
     owner: String,
     /// The name of the network for workspaces.
     network: String,
+}
+
+impl Ready {
+    /// A file of this backend's own in the basedir.
+    fn internal(&self, name: &str) -> PathBuf {
+        PathBuf::from(self.base.path()).join(".wsm").join(name)
+    }
 }
 
 /// What an engine says of a container.
@@ -150,57 +168,33 @@ impl Inner {
             Ok((base, owner))
         })
         .await?;
-        let private = format!("wsm-{}", &owner[..12]);
-        if self.config.network == DockerNetwork::Private {
-            // The engine makes two of one name when it is asked twice at once.
-            let _lock = lock(PathBuf::from(base.path()).join(".wsm/network.lock")).await?;
-            self.make_network(&private, &owner).await?;
-        }
-        let network = network_name(&self.config.network, &private).to_owned();
+        let network = network_name(&self.config.network, &network::private(&owner)).to_owned();
         Ok(Ready { base: Arc::new(base), owner, network })
     }
 
-    /// Makes the network on which workspaces reach the outside and not each other, unless it is there.
-    async fn make_network(&self, name: &str, owner: &str) -> Result<()> {
-        let found = self.engine.docker()?.inspect_network(name, None);
-        if if_found(self.engine.call("look at the network", SHORT, found).await)?.is_some() {
+    /// Makes the network for workspaces, if they are to have one of wsm's.
+    async fn ensure_network(&self, ready: &Ready) -> Result<()> {
+        if self.config.network != DockerNetwork::Private {
             return Ok(());
         }
-        let request = NetworkCreateRequest {
-            name: name.to_owned(),
-            driver: Some("bridge".to_owned()),
-            options: Some(HashMap::from([(
-                // https://docs.docker.com/engine/network/drivers/bridge/#options
-                "com.docker.network.bridge.enable_icc".to_owned(),
-                "false".to_owned(),
-            )])),
-            labels: Some(HashMap::from([
-                (LABEL_MARK.to_owned(), "true".to_owned()),
-                (LABEL_OWNER.to_owned(), owner.to_owned()),
-            ])),
-            ..NetworkCreateRequest::default()
-        };
-        match self.engine.call("make the network", SHORT, self.engine.docker()?.create_network(request)).await {
-            // Another process of this installation was faster.
-            Err(error) if error.kind() == ErrorKind::Conflict => Ok(()),
-            made => made.map(drop),
-        }
+        let _lock = lock(ready.internal("network.lock")).await?;
+        network::ensure(&self.engine, &ready.network, &ready.owner).await
     }
 
     /// Opens a workspace for whoever waits at the other end.
     async fn open(&self, request: OpenRequest, waiting: oneshot::Sender<Result<Opened>>) {
         // A checkpoint holds nothing for us: directories do not go back in time. Nor does the placement: every id has a
         // place of its own.
-        let OpenRequest { id, owner, placement: _, checkpoint: _, init, allow_foreign_owner, .. } = request;
+        let OpenRequest { id, owner, placement: _, checkpoint: _, init, allow_foreign_owner, progress, .. } = request;
         let _turn = self.registry.turn(&id).await;
         let earlier = self.registry.get(&id);
         let known = earlier.as_ref().map(|live| live.identity);
         let preferred = Some(Encoding::PATH_SEGMENT.encode(id.as_str()));
         let wanted = Wanted { id: id.clone(), owner, preferred, allow_foreign_owner, known };
-        let opened = self.attach(wanted, earlier, init).await.map(|(live, outcome)| {
+        let opened = self.attach(wanted, earlier, init, progress).await.map(|(live, outcome)| {
             // What nobody waits for any more is found by its label, and adopted by the next opening.
             self.registry.insert(id, Arc::clone(&live));
-            Opened::new(Arc::new(DockerWorkspace::new(live, Arc::clone(&self.registry))), outcome)
+            Opened::new(Arc::new(SandboxWorkspace::new(live, Arc::clone(&self.registry))), outcome)
         });
         let _ = waiting.send(opened);
     }
@@ -211,11 +205,10 @@ impl Inner {
         wanted: Wanted,
         earlier: Option<Arc<Live>>,
         init: Option<InitProgram>,
+        progress: Progress,
     ) -> Result<(Arc<Live>, Outcome)> {
-        let Some(init) = init else {
-            let message = "a container is driven through its gateway: add `wsm_gateway::GatewayLayer` to the manager";
-            return Err(Error::new(ErrorKind::Unsupported, message).with_code("gateway_missing"));
-        };
+        let Some(init) = init else { return Err(gateway_missing::<Live>()) };
+        let asked = Asked { init, progress };
         let ready = self.ready().await?;
         let settled = {
             let base = Arc::clone(&ready.base);
@@ -223,13 +216,18 @@ impl Inner {
         };
         let run = async {
             let name = name(&settled.record.id);
+            // Before anything is looked at, so that what is seen then is not ended by another process.
+            let hold = self.hold(ready, &settled.record.id, earlier.as_deref()).await?;
             let mut tries = 0;
             loop {
                 let seen = inspect(&self.engine, &name).await?;
-                match self.revive(ready, &settled, seen, &name, &init).await {
-                    Ok(revived) => return Ok(revived),
+                match self.revive(ready, &settled, seen, &name, &asked).await {
+                    Ok(revived) => return Ok((revived, hold)),
                     // Another process was faster, or removes it just now: what is there then is looked at.
                     Err(error) if is_race(&error) && tries < RACES => {
+                        if error.kind() == ErrorKind::NotFound {
+                            self.mend(ready, &asked.init).await?;
+                        }
                         tries += 1;
                         sleep(RACE_PAUSE * tries).await;
                     }
@@ -237,8 +235,8 @@ impl Inner {
                 }
             }
         };
-        let Revived { container, token, reach, revival } = match run.await {
-            Ok(revived) => revived,
+        let (Revived { container, token, reach, revival }, hold) = match run.await {
+            Ok(run) => run,
             Err(error) => {
                 if let Some(arrival) = settled.arrival {
                     let (base, id) = (Arc::clone(&ready.base), settled.record.id.clone());
@@ -255,7 +253,25 @@ impl Inner {
         let Settled { record, identity, .. } = settled;
         let info = WorkspaceInfo::new(record.id, KIND, WORKDIR).with_generation(record.generation);
         let engine = self.engine.clone();
-        Ok((Arc::new(Live { info, engine, container, reach, token, identity, directory }), outcome))
+        Ok((Arc::new(Live { info, engine, container, reach, token, identity, directory, hold }), outcome))
+    }
+
+    /// Has the workspace for this process too, and waits until no other one puts it away any more.
+    async fn hold(&self, ready: &Ready, id: &WorkspaceId, earlier: Option<&Live>) -> Result<Arc<Hold>> {
+        if let Some(live) = earlier
+            && let hold = Arc::clone(&live.hold)
+            && blocking(move || hold.share_again()).await?
+        {
+            return Ok(Arc::clone(&live.hold));
+        }
+        let (basedir, id) = (PathBuf::from(ready.base.path()), id.clone());
+        blocking(move || Hold::share(&basedir, &id).map(Arc::new)).await
+    }
+
+    /// Makes again what somebody has removed that containers are made with.
+    async fn mend(&self, ready: &Ready, init: &InitProgram) -> Result<()> {
+        self.images.forget(&Recipe::new(&self.config, init));
+        self.ensure_network(ready).await
     }
 
     /// Makes a workspace's container run and its gateway answer, whatever state it is in.
@@ -265,7 +281,7 @@ impl Inner {
         settled: &Settled,
         seen: Option<Seen>,
         name: &str,
-        init: &InitProgram,
+        asked: &Asked,
     ) -> Result<Revived> {
         let id = &settled.record.id;
         let mut lost = Revival::Made(None);
@@ -311,7 +327,7 @@ impl Inner {
             remove(&self.engine, &seen.container).await?;
             self.reach(ready, id, &seen.attempt).clear().await;
         }
-        let (container, token, reach) = self.make(ready, settled, name, init).await?;
+        let (container, token, reach) = self.make(ready, settled, name, asked).await?;
         Ok(Revived { container, token, reach, revival: lost })
     }
 
@@ -320,12 +336,13 @@ impl Inner {
         ready: &Ready,
         settled: &Settled,
         name: &str,
-        init: &InitProgram,
+        asked: &Asked,
     ) -> Result<(String, Token, Reach)> {
         let id = &settled.record.id;
-        let recipe = Recipe::new(&self.config, init);
-        let lock = PathBuf::from(ready.base.path()).join(".wsm/image.lock");
-        let image = self.images.ensure(&self.engine, &recipe, &lock).await?;
+        let recipe = Recipe::new(&self.config, &asked.init);
+        let wanted = image::Wanted { owner: &ready.owner, progress: &asked.progress };
+        let image = self.images.ensure(&self.engine, &recipe, &ready.internal("image"), wanted).await?;
+        self.ensure_network(ready).await?;
         let (token, attempt) = (Token::random()?, uuid::Uuid::new_v4().simple().to_string());
         let reach = self.reach(ready, id, &attempt);
         let run_directory = reach.prepare().await?;
@@ -333,14 +350,15 @@ impl Inner {
         let body = container::body(&Policy {
             config: &self.config,
             id,
-            image: &image,
+            image: &image.tag,
+            volumes: &image.volumes,
             user: self.config.user.as_deref().unwrap_or(&own),
             directory: &ready.base.path_of(&settled.record),
             identity: &settled.identity.to_string(),
             run_directory: run_directory.as_deref(),
             network: &ready.network,
             token: &token.to_text(),
-            args: &init.args,
+            args: &asked.init.args,
             owner: &ready.owner,
             instance: &self.instance,
             attempt: &attempt,
@@ -350,10 +368,6 @@ impl Inner {
         let created = match self.engine.call("create the container", LONG, created).await {
             Ok(created) => created,
             Err(error) => {
-                if error.kind() == ErrorKind::NotFound {
-                    // The image was removed behind our back: the next opening builds it again.
-                    self.images.forget(&recipe);
-                }
                 reach.clear().await;
                 return Err(error);
             }
@@ -461,6 +475,13 @@ const ENDED: &str = "container_ended";
 /// Where the directories of gateways' sockets are, below the basedir.
 const RUN_DIRECTORIES: &str = ".wsm/run";
 
+/// What a container is made with that the request brings.
+#[derive(Debug)]
+struct Asked {
+    init: InitProgram,
+    progress: Progress,
+}
+
 /// A container that runs, and whose gateway answers.
 struct Revived {
     container: String,
@@ -547,7 +568,7 @@ impl Backend for DockerBackend {
     }
 
     fn capabilities(&self) -> Capabilities {
-        CAPABILITIES
+        Live::CAPABILITIES
     }
 
     async fn open(&self, request: OpenRequest) -> Result<Opened> {
@@ -601,7 +622,12 @@ impl Backend for DockerBackend {
             self.0.registry.remove(id, &live);
         }
         let (base, id) = (Arc::clone(&ready.base), id.clone());
-        blocking(move || base.vacate(&id)).await
+        blocking(move || {
+            base.vacate(&id)?;
+            hold::remove(Path::new(base.path()), &id);
+            Ok(())
+        })
+        .await
     }
 
     async fn probe(&self) -> Result<Probe> {

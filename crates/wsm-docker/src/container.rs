@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use bollard::models::{
-    ContainerCreateBody, HostConfig, HostConfigLogConfig, Mount, MountType, RestartPolicy, RestartPolicyNameEnum,
+    ContainerCreateBody, HostConfig, HostConfigLogConfig, Mount, MountType, MountVolumeOptions, RestartPolicy,
+    RestartPolicyNameEnum,
 };
 use wsm_core::{Encoding, WorkspaceId};
 
@@ -49,6 +50,8 @@ pub(crate) struct Policy<'a> {
     pub(crate) config: &'a DockerConfig,
     pub(crate) id: &'a WorkspaceId,
     pub(crate) image: &'a str,
+    /// The directories that the image wants on volumes.
+    pub(crate) volumes: &'a [String],
     /// As whom commands run, as the engine takes it.
     pub(crate) user: &'a str,
     /// The workspace's directory on the host.
@@ -113,6 +116,23 @@ fn host(policy: &Policy<'_>) -> HostConfig {
         ..Mount::default()
     };
     let mut mounts = vec![bind(policy.directory, WORKDIR, false)];
+    // Such directories get volumes in any case, and these have labels by which they are found when they are left.
+    let given = |volume: &str| {
+        [RUN_DIRECTORY, WORKDIR].contains(&volume) || config.mounts.iter().any(|mount| mount.target == volume)
+    };
+    mounts.extend(policy.volumes.iter().filter(|volume| !given(volume)).map(|volume| Mount {
+        typ: Some(MountType::VOLUME),
+        target: Some(volume.clone()),
+        volume_options: Some(MountVolumeOptions {
+            labels: Some(HashMap::from([
+                (LABEL_MARK.to_owned(), "true".to_owned()),
+                (LABEL_ID.to_owned(), policy.id.to_string()),
+                (LABEL_OWNER.to_owned(), policy.owner.to_owned()),
+            ])),
+            ..MountVolumeOptions::default()
+        }),
+        ..Mount::default()
+    }));
     match policy.run_directory {
         Some(directory) => mounts.push(bind(directory, RUN_DIRECTORY, false)),
         None => mounts.push(Mount {
@@ -178,6 +198,7 @@ mod tests {
             config: &config,
             id: &id,
             image: "wsm-workspace:0123",
+            volumes: &["/var/lib/data".to_owned(), "/data".to_owned(), WORKDIR.to_owned()],
             user: "1000:1000",
             directory: "/b/w=201",
             identity: "7-8",

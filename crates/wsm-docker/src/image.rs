@@ -9,13 +9,13 @@ use futures::StreamExt;
 use parking_lot::Mutex;
 use tar::{Builder, EntryType, Header};
 use tokio::{sync::OnceCell, time::timeout};
-use wsm_core::{Encoding, Error, ErrorKind, InitProgram, Result};
+use wsm_core::{Encoding, Error, ErrorKind, InitProgram, Progress, Result, Step};
 use wsm_host::blocking;
 
 use crate::{
     client::{Engine, SHORT, if_found},
     config::DockerConfig,
-    container::{GATEWAY, WORKDIR},
+    container::{GATEWAY, LABEL_OWNER, WORKDIR},
 };
 
 const REPOSITORY: &str = "wsm-workspace";
@@ -106,12 +106,21 @@ fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
+/// An image that is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Image {
+    pub(crate) tag: String,
+    /// The directories that it wants on volumes.
+    pub(crate) volumes: Vec<String>,
+}
+
 /// Builds images, each once however many ask.
 #[derive(Debug, Default)]
-pub(crate) struct Images(Mutex<HashMap<String, Arc<OnceCell<()>>>>);
+pub(crate) struct Images(Mutex<HashMap<String, Arc<OnceCell<Image>>>>);
 
 impl Images {
-    /// Makes sure that an image is there, and gives its name.
+    /// Makes sure that an image is there. `current` is the file that holds the name of the image which the installation
+    /// uses; a file beside it is locked while an image is built.
     ///
     /// # Errors
     ///
@@ -120,10 +129,15 @@ impl Images {
     /// # Cancel safety
     ///
     /// A dropped call breaks the build off; the next one begins it again, with what the engine has kept of it.
-    pub(crate) async fn ensure(&self, engine: &Engine, recipe: &Recipe, lock: &Path) -> Result<String> {
+    pub(crate) async fn ensure(
+        &self,
+        engine: &Engine,
+        recipe: &Recipe,
+        current: &Path,
+        wanted: Wanted<'_>,
+    ) -> Result<Image> {
         let cell = Arc::clone(self.0.lock().entry(recipe.hash.clone()).or_default());
-        cell.get_or_try_init(|| build(engine, recipe, lock)).await?;
-        Ok(recipe.tag())
+        cell.get_or_try_init(|| make(engine, recipe, current, wanted)).await.cloned()
     }
 
     /// Looks for the image anew the next time.
@@ -132,22 +146,47 @@ impl Images {
     }
 }
 
-async fn build(engine: &Engine, recipe: &Recipe, lock: &Path) -> Result<()> {
+/// For whom an image is built.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    /// The installation.
+    pub(crate) owner: &'a str,
+    /// Who hears how far the build is.
+    pub(crate) progress: &'a Progress,
+}
+
+async fn make(engine: &Engine, recipe: &Recipe, current: &Path, wanted: Wanted<'_>) -> Result<Image> {
     let tag = recipe.tag();
-    if exists(engine, &tag).await? {
-        return Ok(());
-    }
-    // Another process of this installation may build it just now.
-    let _lock = crate::backend::lock(lock.to_owned()).await?;
-    if exists(engine, &tag).await? {
-        return Ok(());
-    }
+    let image = match look(engine, &tag).await? {
+        Some(image) => image,
+        None => {
+            // Another process of this installation may build it just now.
+            let _lock = crate::backend::lock(current.with_extension("lock")).await?;
+            if look(engine, &tag).await?.is_none() {
+                build(engine, recipe, wanted).await?;
+            }
+            let ended = || failed("the engine ended the build without an image", &[]);
+            look(engine, &tag).await?.ok_or_else(ended)?
+        }
+    };
+    let current = current.to_owned();
+    blocking(move || {
+        fs::write(&current, &tag).map_err(|cause| {
+            Error::new(ErrorKind::Backend, format!("`{}` can not be written", current.display())).with_source(cause)
+        })
+    })
+    .await?;
+    Ok(image)
+}
+
+async fn build(engine: &Engine, recipe: &Recipe, Wanted { owner, progress }: Wanted<'_>) -> Result<()> {
+    let tag = recipe.tag();
     tracing::info!(tag, "building the image of workspaces");
     let context = {
         let recipe = recipe.clone();
         blocking(move || recipe.context()).await?
     };
-    let labels = HashMap::from([(LABEL_IMAGE, recipe.hash.as_str())]);
+    let labels = HashMap::from([(LABEL_IMAGE, recipe.hash.as_str()), (LABEL_OWNER, owner)]);
     let options = BuildImageOptionsBuilder::default().t(&tag).rm(true).forcerm(true).labels(&labels).build();
     let mut said = engine.docker()?.build_image(options, None, Some(body_full(context)));
     let mut lines = Vec::new();
@@ -160,6 +199,7 @@ async fn build(engine: &Engine, recipe: &Recipe, lock: &Path) -> Result<()> {
             }
             for line in stream.or(status).iter().flat_map(|text| text.lines()).filter(|line| !line.trim().is_empty()) {
                 tracing::debug!(tag, line, "the engine builds");
+                progress.report(step(line));
                 lines.push(line.to_owned());
                 let excess = lines.len().saturating_sub(LINES_SHOWN);
                 lines.drain(..excess);
@@ -168,17 +208,26 @@ async fn build(engine: &Engine, recipe: &Recipe, lock: &Path) -> Result<()> {
         Ok(())
     };
     let limit = |_| failed(&format!("it did not end within {BUILD_LIMIT:?}"), &[]);
-    timeout(BUILD_LIMIT, run).await.map_err(limit)??;
-    if exists(engine, &tag).await? {
-        Ok(())
-    } else {
-        Err(failed("the engine ended the build without an image", &lines))
+    timeout(BUILD_LIMIT, run).await.map_err(limit)?
+}
+
+/// How far a build is, by a line of the engine's such as `Step 3/8 : COPY a b`.
+fn step(line: &str) -> Step {
+    let numbers = line.strip_prefix("Step ").and_then(|rest| rest.split_once(' ')?.0.split_once('/'));
+    let step = Step::new("building the image of workspaces", line.trim());
+    match numbers.and_then(|(done, all)| Some((done.parse::<u64>().ok()?, all.parse().ok()?))) {
+        // The step that is told of begins only.
+        Some((number, all)) => step.with_done(number.saturating_sub(1), all),
+        None => step,
     }
 }
 
-async fn exists(engine: &Engine, tag: &str) -> Result<bool> {
+async fn look(engine: &Engine, tag: &str) -> Result<Option<Image>> {
     let inspected = engine.call("look for the image", SHORT, engine.docker()?.inspect_image(tag)).await;
-    Ok(if_found(inspected)?.is_some())
+    Ok(if_found(inspected)?.map(|image| {
+        let volumes = image.config.and_then(|config| config.volumes).unwrap_or_default();
+        Image { tag: tag.to_owned(), volumes: volumes.into_iter().collect() }
+    }))
 }
 
 fn failed(why: &str, lines: &[String]) -> Error {

@@ -4,7 +4,9 @@ mod backend;
 mod client;
 mod config;
 mod container;
+mod hold;
 mod image;
+mod network;
 mod reach;
 mod workspace;
 

@@ -1,37 +1,18 @@
-//! A workspace of the Docker backend, as the layer above sees it.
+//! An open workspace of the Docker backend.
 
-use std::{
-    any::{Any, TypeId},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bollard::query_parameters::{RemoveContainerOptionsBuilder, StopContainerOptionsBuilder};
-use wsm_core::{
-    ByteStream, Capabilities, Cause, Checkpoint, Command, Connection, DirEntry, Endpoint, Error, ErrorKind, ExecResult,
-    Health, ManagedWorkspace, Metadata, Process, ReadFile, ReadOptions, RemoveOptions, Result, Workspace,
-    WorkspaceInfo, WriteOptions,
-};
-use wsm_host::{Directory, Identity, Place, Registry, blocking, handshake::Token};
+use wsm_core::{Capabilities, Cause, Connection, Error, ErrorKind, Result, WorkspaceInfo};
+use wsm_host::{Directory, Identity, Place, Sandbox, blocking, handshake::Token};
 
 use crate::{
     backend::{Seen, inspect},
     client::{Engine, LONG, if_found},
+    hold::Hold,
     reach::{Reach, connect},
 };
-
-/// What every workspace of this backend can do before the gateway's layer adds to it.
-pub(crate) const CAPABILITIES: Capabilities = Capabilities::NONE
-    .with_shell(true)
-    .with_background(true)
-    .with_connect(true)
-    .with_init(true)
-    .with_network_control(true)
-    .with_node_bound(true);
 
 /// How long the gateway has for ending its commands, in seconds.
 const STOP_GRACE: i32 = 5;
@@ -48,26 +29,45 @@ pub(crate) struct Live {
     /// Which directory it has.
     pub(crate) identity: Identity,
     pub(crate) directory: Directory,
+    pub(crate) hold: Arc<Hold>,
 }
 
-impl Live {
-    /// Why the container is dead or of no use any more; none while it lives.
-    ///
-    /// # Errors
-    ///
-    /// `unavailable` when that can not be decided.
-    ///
-    /// # Cancel safety
-    ///
-    /// Changes nothing.
-    pub(crate) async fn death(self: &Arc<Self>) -> Result<Option<Cause>> {
+#[async_trait]
+impl Sandbox for Live {
+    const NOUN: &'static str = "a container";
+
+    const CAPABILITIES: Capabilities = Capabilities::NONE
+        .with_shell(true)
+        .with_background(true)
+        .with_connect(true)
+        .with_init(true)
+        .with_network_control(true)
+        .with_node_bound(true);
+
+    fn info(&self) -> &WorkspaceInfo {
+        &self.info
+    }
+
+    async fn connect(self: Arc<Self>) -> Result<Connection> {
+        match connect(&self.engine, &self.container, &self.reach, &self.token).await {
+            Ok(channel) => Ok(Connection::Bytes(channel)),
+            Err(error) => match self.death().await? {
+                Some(_) => {
+                    let message = "the container has ended: ask for the workspace again";
+                    Err(Error::new(ErrorKind::Gone, message).with_source(error))
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    async fn death(self: Arc<Self>) -> Result<Option<Cause>> {
         match inspect(&self.engine, &self.container).await? {
             None => return Ok(Some(Cause::Killed)),
             Some(Seen { is_running: false, cause, .. }) => return Ok(Some(cause)),
             Some(_) => {}
         }
-        let live = Arc::clone(self);
-        blocking(move || match live.directory.open() {
+        blocking(move || match self.directory.open() {
             Ok(_) => Ok(None),
             // The container still shows the deleted one.
             Err(error) if error.kind() == ErrorKind::Gone => Ok(Some(Cause::Deleted)),
@@ -76,21 +76,19 @@ impl Live {
         .await
     }
 
-    /// Ends the container and removes it. The directory stays. May be called more than once.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Engine::call`].
-    ///
-    /// # Cancel safety
-    ///
-    /// A dropped call may have ended and removed it, or not. Call it again.
-    pub(crate) async fn end(&self) -> Result<()> {
+    /// Ends the container and removes it, unless another process has it open: then this one only lets go.
+    async fn end(self: Arc<Self>) -> Result<()> {
+        let hold = Arc::clone(&self.hold);
+        if !blocking(move || hold.is_alone()).await? {
+            tracing::debug!(workspace_id = %self.info.id, "another process has the workspace open: it runs on");
+            return Ok(());
+        }
         let stop = StopContainerOptionsBuilder::default().t(STOP_GRACE).build();
         let stopped = self.engine.docker()?.stop_container(&self.container, Some(stop));
         if_found(self.engine.call("stop the container", LONG, stopped).await)?;
         remove(&self.engine, &self.container).await?;
         self.reach.clear().await;
+        self.hold.forget();
         Ok(())
     }
 }
@@ -108,142 +106,5 @@ pub(crate) async fn remove(engine: &Engine, container: &str) -> Result<()> {
             Ok(())
         }
         removed => if_found(removed).map(drop),
-    }
-}
-
-/// One handed-out object of an open workspace.
-#[derive(Debug)]
-pub(crate) struct DockerWorkspace {
-    live: Arc<Live>,
-    registry: Arc<Registry<Live>>,
-    /// Whether the holder of this object has let go, while the workspace goes on for others.
-    detached: AtomicBool,
-}
-
-impl DockerWorkspace {
-    pub(crate) fn new(live: Arc<Live>, registry: Arc<Registry<Live>>) -> Self {
-        Self { live, registry, detached: AtomicBool::new(false) }
-    }
-
-    fn check(&self) -> Result<()> {
-        if self.detached.load(Ordering::Relaxed) || !self.registry.holds(&self.live.info.id, &self.live) {
-            return Err(Error::new(ErrorKind::Gone, "the workspace was put away: ask for it again"));
-        }
-        Ok(())
-    }
-}
-
-/// Everything inside goes through the first process.
-fn needs_layer<T>(what: &'static str) -> Result<T> {
-    let message = format!(
-        "a container is driven through its gateway, and this workspace lacks the layer for `{what}`: add \
-         `wsm_gateway::GatewayLayer` to the manager"
-    );
-    Err(Error::new(ErrorKind::Unsupported, message).with_code("gateway_missing"))
-}
-
-#[deny(clippy::missing_trait_methods)]
-#[async_trait]
-impl Workspace for DockerWorkspace {
-    fn info(&self) -> &WorkspaceInfo {
-        &self.live.info
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        CAPABILITIES
-    }
-
-    async fn exec(&self, _: Command) -> Result<ExecResult> {
-        needs_layer("exec")
-    }
-
-    async fn spawn(&self, _: Command) -> Result<Process> {
-        needs_layer("spawn")
-    }
-
-    async fn read(&self, _: &str, _: ReadOptions) -> Result<ReadFile> {
-        needs_layer("read")
-    }
-
-    async fn write(&self, _: &str, _: ByteStream, _: WriteOptions) -> Result<Metadata> {
-        needs_layer("write")
-    }
-
-    async fn stat(&self, _: &str) -> Result<Metadata> {
-        needs_layer("stat")
-    }
-
-    async fn list(&self, _: &str) -> Result<Vec<DirEntry>> {
-        needs_layer("list")
-    }
-
-    async fn make_dir(&self, _: &str) -> Result<()> {
-        needs_layer("make_dir")
-    }
-
-    async fn remove(&self, _: &str, _: RemoveOptions) -> Result<()> {
-        needs_layer("remove")
-    }
-
-    async fn rename(&self, _: &str, _: &str) -> Result<()> {
-        needs_layer("rename")
-    }
-
-    async fn connect(&self, endpoint: &Endpoint) -> Result<Connection> {
-        self.check()?;
-        let Endpoint::Init = endpoint else { return Err(Error::unsupported("connect")) };
-        let Live { engine, container, reach, token, .. } = &*self.live;
-        match connect(engine, container, reach, token).await {
-            Ok(channel) => Ok(Connection::Bytes(channel)),
-            Err(error) => match self.live.death().await? {
-                Some(_) => {
-                    let message = "the container has ended: ask for the workspace again";
-                    Err(Error::new(ErrorKind::Gone, message).with_source(error))
-                }
-                None => Err(error),
-            },
-        }
-    }
-
-    fn extension(&self, _: TypeId) -> Option<Arc<dyn Any + Send + Sync>> {
-        None
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-#[async_trait]
-impl ManagedWorkspace for DockerWorkspace {
-    async fn suspend(&self) -> Result<Option<Checkpoint>> {
-        if self.detached.load(Ordering::Relaxed) {
-            self.check()?;
-        }
-        let id = &self.live.info.id;
-        // An opening of the same id waits for the end of this one.
-        let _turn = self.registry.turn(id).await;
-        if !self.registry.holds(id, &self.live) {
-            // It has ended already, and what runs there now is of a later opening.
-            return Ok(None);
-        }
-        self.live.end().await?;
-        self.registry.remove(id, &self.live);
-        Ok(None)
-    }
-
-    async fn detach(&self) -> Result<()> {
-        self.detached.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    async fn health(&self) -> Result<Health> {
-        if let Some(cause) = self.live.death().await? {
-            return Ok(Health::Dead(cause));
-        }
-        self.check()?;
-        Ok(Health::Alive(None))
-    }
-
-    async fn keep_alive(&self, _: Duration) -> Result<Option<Duration>> {
-        self.check()?;
-        Ok(None)
     }
 }

@@ -13,7 +13,7 @@ use super::{
     slot::State,
 };
 use crate::{
-    backend::{Backend, BackendConfig, FoundWorkspace, Probe, Ready},
+    backend::{Backend, BackendConfig, FoundWorkspace, Leftover, Probe, Ready},
     capability::Capabilities,
     coordinate::{Coordinator, InProcess},
     error::Result,
@@ -205,6 +205,14 @@ impl<B: Backend> WorkspaceManager for CachingManager<B> {
 
     async fn find(&self, id: &WorkspaceId) -> Result<Option<FoundWorkspace>> {
         self.core.within(self.core.settings.health_timeout, "find", self.backend.find(id)).await
+    }
+
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        self.backend.leftovers().await.map_err(|error| self.core.place(error, "leftovers"))
+    }
+
+    async fn remove_leftover(&self, leftover: &Leftover) -> Result<bool> {
+        self.backend.remove_leftover(leftover).await.map_err(|error| self.core.place(error, "remove_leftover"))
     }
 
     async fn probe(&self) -> Result<Probe> {

@@ -136,6 +136,7 @@ impl Core {
                 self.start_sweeper();
                 self.start_maintenance();
                 self.start_prewarming();
+                self.start_housekeeping();
                 Ok(())
             })
             .await

@@ -20,6 +20,7 @@ use crate::{
     guard::CapabilityGuard,
     id::UserId,
     layer::OpenedInfo,
+    progress::Progress,
     workspace::{Health, ManagedWorkspace},
 };
 
@@ -192,6 +193,14 @@ impl Core {
             .with_foreign_owner_allowed(self.settings.allow_foreign_owner);
         request.owner = plan.owner.clone();
         request.placement = plan.placement.clone();
+        request.progress = {
+            let (core, id) = (Arc::downgrade(self), slot.id.clone());
+            Progress::new(move |step| {
+                if let Some(core) = core.upgrade() {
+                    core.hub.send(&id, EventKind::Progress { step });
+                }
+            })
+        };
         let opened = async {
             let mut capabilities = inner;
             for layer in &self.layers {

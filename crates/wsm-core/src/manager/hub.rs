@@ -46,6 +46,7 @@ impl Hub {
             EventKind::Failed { operation, error } => {
                 tracing::warn!(workspace_id = %id, operation, error, "operation failed");
             }
+            EventKind::Progress { step } => tracing::debug!(workspace_id = %id, ?step, "an opening goes on"),
             kind => tracing::info!(workspace_id = %id, ?kind, "workspace event"),
         }
         let event = Event::now(id.clone(), kind);

@@ -7,6 +7,7 @@ mod epoch;
 mod evict;
 mod flight;
 mod handle;
+mod housekeeping;
 mod hub;
 mod leased;
 mod prewarm;
@@ -31,7 +32,7 @@ pub use handle::{Opening, WorkspaceHandle};
 pub use settings::{ManagerSettings, Prewarm};
 
 use crate::{
-    backend::{FoundWorkspace, Probe},
+    backend::{FoundWorkspace, Leftover, Probe},
     capability::Capabilities,
     error::{Error, Result},
     event::EventStream,
@@ -158,6 +159,26 @@ pub trait WorkspaceManager: fmt::Debug + Send + Sync + 'static {
     /// `unavailable` when it can not be decided.
     async fn find(&self, id: &WorkspaceId) -> Result<Option<FoundWorkspace>> {
         Err(Error::unsupported("find").with_workspace(id))
+    }
+
+    /// What this installation has made in the engine and nothing needs any more, as
+    /// [`Backend::leftovers`](crate::Backend::leftovers) says.
+    ///
+    /// # Errors
+    ///
+    /// As for that.
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        Ok(Vec::new())
+    }
+
+    /// Removes one of [`leftovers`](Self::leftovers), if nothing needs it by now. Tells whether it is gone.
+    ///
+    /// # Errors
+    ///
+    /// `unavailable` when the engine can not be reached.
+    async fn remove_leftover(&self, leftover: &Leftover) -> Result<bool> {
+        let _ = leftover;
+        Ok(false)
     }
 
     /// Whether the engine can be reached.

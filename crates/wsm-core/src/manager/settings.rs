@@ -34,6 +34,10 @@ pub struct ManagerSettings {
     pub prewarm: Option<Prewarm>,
     /// Whether an explicit id of another user's workspace may be used \[no\].
     pub allow_foreign_owner: bool,
+    /// Whether this manager looks after what earlier services left where the backend is bound to this machine \[yes\]: it
+    /// takes over workspaces that run for nobody, so that they are put away when they are idle, and removes the backend's
+    /// [leftovers](crate::Backend::leftovers). Both at the start, and every [`sweep_interval`](Self::sweep_interval).
+    pub housekeeping: bool,
 }
 
 /// A buffer of ready workspaces.
@@ -74,6 +78,7 @@ impl Default for ManagerSettings {
             health_timeout: Duration::from_secs(10),
             prewarm: None,
             allow_foreign_owner: false,
+            housekeeping: true,
         }
     }
 }
@@ -104,6 +109,7 @@ impl ManagerSettings {
         with_health_timeout(health_timeout: Duration),
         with_prewarm(prewarm: Option<Prewarm>),
         with_allow_foreign_owner(allow_foreign_owner: bool),
+        with_housekeeping(housekeeping: bool),
     }
 
     /// Checks what would make a manager that can not work.

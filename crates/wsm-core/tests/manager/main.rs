@@ -9,6 +9,7 @@ mod coordination;
 mod eviction;
 mod exec_files;
 mod health;
+mod housekeeping;
 mod layers;
 mod listeners;
 mod prewarm;

@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use bollard::{
-    models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum},
+    models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum, ContainerSummaryStateEnum},
     query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder},
 };
 use futures::{
@@ -24,7 +24,7 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 use wsm_core::{
-    Backend, Capabilities, Cause, Encoding, Error, ErrorKind, FoundState, FoundWorkspace, InitProgram, Loss,
+    Backend, Capabilities, Cause, Encoding, Error, ErrorKind, FoundState, FoundWorkspace, InitProgram, Leftover, Loss,
     OpenRequest, Opened, Outcome, OutcomeKind, Probe, Progress, Result, WorkspaceId, WorkspaceInfo,
 };
 use wsm_host::{
@@ -42,6 +42,7 @@ use crate::{
     },
     hold::{self, Hold},
     image::{self, Images, Recipe},
+    leftovers::{House, sweep_holds},
     network,
     reach::{Reach, connect},
     workspace::{Live, remove},
@@ -79,6 +80,11 @@ struct Ready {
 }
 
 impl Ready {
+    /// Where the sockets of a workspace's containers are, each in a directory named by the call that made it.
+    fn sockets(&self, id: &WorkspaceId) -> PathBuf {
+        self.internal("run").join(Encoding::hash(id.as_str()))
+    }
+
     /// A file of this backend's own in the basedir.
     fn internal(&self, name: &str) -> PathBuf {
         PathBuf::from(self.base.path()).join(".wsm").join(name)
@@ -436,12 +442,11 @@ impl Inner {
         if !by_socket {
             return Reach::Engine;
         }
-        let name = format!("{}-{attempt}", Encoding::hash(id.as_str()));
-        Reach::Socket(PathBuf::from(ready.base.path()).join(RUN_DIRECTORIES).join(name))
+        Reach::Socket(ready.sockets(id).join(attempt))
     }
 
-    /// Which of this installation's containers run, by workspace.
-    async fn running(&self, ready: &Ready) -> Result<HashMap<String, bool>> {
+    /// The state of this installation's containers, by workspace.
+    async fn states(&self, ready: &Ready) -> Result<HashMap<String, Condition>> {
         let owner = format!("{LABEL_OWNER}={}", ready.owner);
         let filters = HashMap::from([("label", vec![owner])]);
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
@@ -449,10 +454,45 @@ impl Inner {
         let listed = self.engine.call("list the containers", SHORT, listed).await?;
         let states = listed.into_iter().filter_map(|container| {
             let id = container.labels?.remove(LABEL_ID)?;
-            let is_running = container.state == Some(bollard::models::ContainerSummaryStateEnum::RUNNING);
+            let is_running =
+                matches!(container.state, Some(ContainerSummaryStateEnum::RUNNING | ContainerSummaryStateEnum::PAUSED));
             Some((id, is_running))
         });
-        Ok(states.collect())
+        let states: Vec<(String, bool)> = states.collect();
+        let basedir = PathBuf::from(ready.base.path());
+        let condition = move |(id, is_running): (String, bool)| {
+            let is_held = !is_running || hold::is_held(&basedir, &WorkspaceId::new(&id)?)?;
+            Ok((id, Condition { is_running, is_held }))
+        };
+        blocking(move || states.into_iter().map(condition).collect()).await
+    }
+
+    fn house<'a>(&'a self, ready: &'a Ready) -> House<'a> {
+        House {
+            engine: &self.engine,
+            base: &ready.base,
+            owner: &ready.owner,
+            network: (self.config.network == DockerNetwork::Private).then_some(&ready.network),
+            current_image: ready.internal("image"),
+            run_directories: ready.internal("run"),
+        }
+    }
+}
+
+/// How a workspace's container is.
+#[derive(Debug, Clone, Copy)]
+struct Condition {
+    is_running: bool,
+    /// Whether some process has it open.
+    is_held: bool,
+}
+
+impl Condition {
+    fn show(self, found: &mut FoundWorkspace) {
+        if found.state != FoundState::Dead && self.is_running {
+            found.state = FoundState::Running;
+            found.is_abandoned = !self.is_held;
+        }
     }
 }
 
@@ -471,9 +511,6 @@ const FOREIGN: &str = "foreign_container";
 
 /// The code of the error about a container that ended before it was ready.
 const ENDED: &str = "container_ended";
-
-/// Where the directories of gateways' sockets are, below the basedir.
-const RUN_DIRECTORIES: &str = ".wsm/run";
 
 /// What a container is made with that the request brings.
 #[derive(Debug)]
@@ -584,20 +621,26 @@ impl Backend for DockerBackend {
 
     async fn find(&self, id: &WorkspaceId) -> Result<Option<FoundWorkspace>> {
         let ready = self.0.ready().await?;
-        let Some(found) = ready.base.find_workspace(id, |_| false).await? else { return Ok(None) };
+        let Some(mut found) = ready.base.find_workspace(id, |_| false).await? else { return Ok(None) };
         let seen = inspect(&self.0.engine, &name(id)).await?;
-        let seen = seen.filter(|seen| seen.labels.get(LABEL_OWNER) == Some(&ready.owner));
-        Ok(Some(with_state(found, seen.map(|seen| seen.is_running))))
+        if let Some(seen) = seen.filter(|seen| seen.labels.get(LABEL_OWNER) == Some(&ready.owner)) {
+            let (basedir, id) = (PathBuf::from(ready.base.path()), id.clone());
+            let is_held = blocking(move || hold::is_held(&basedir, &id)).await?;
+            Condition { is_running: seen.is_running, is_held }.show(&mut found);
+        }
+        Ok(Some(found))
     }
 
     fn list(&self) -> BoxStream<'_, Result<FoundWorkspace>> {
         let list = async {
             let ready = self.0.ready().await?;
-            let running = self.0.running(ready).await?;
+            let states = self.0.states(ready).await?;
             let found = ready.base.list_workspaces(|_| false).await?;
-            Ok::<_, Error>(found.map_ok(move |found| {
-                let is_running = running.get(found.id.as_str()).copied();
-                with_state(found, is_running)
+            Ok::<_, Error>(found.map_ok(move |mut found| {
+                if let Some(condition) = states.get(found.id.as_str()) {
+                    condition.show(&mut found);
+                }
+                found
             }))
         };
         stream::once(list).try_flatten().boxed()
@@ -616,18 +659,29 @@ impl Backend for DockerBackend {
             && seen.labels.get(LABEL_OWNER) == Some(&ready.owner)
         {
             remove(&self.0.engine, &seen.container).await?;
-            self.0.reach(ready, id, &seen.attempt).clear().await;
         }
         if let Some(live) = self.0.registry.get(id) {
             self.0.registry.remove(id, &live);
         }
-        let (base, id) = (Arc::clone(&ready.base), id.clone());
+        let (base, id, sockets) = (Arc::clone(&ready.base), id.clone(), ready.sockets(id));
         blocking(move || {
+            // Also those of containers that somebody else has removed.
+            let _ = fs::remove_dir_all(sockets);
             base.vacate(&id)?;
             hold::remove(Path::new(base.path()), &id);
             Ok(())
         })
         .await
+    }
+
+    async fn leftovers(&self) -> Result<Vec<Leftover>> {
+        let ready = self.0.ready().await?;
+        self.0.house(ready).leftovers().await
+    }
+
+    async fn remove_leftover(&self, leftover: &Leftover) -> Result<bool> {
+        let ready = self.0.ready().await?;
+        self.0.house(ready).remove(leftover).await
     }
 
     async fn probe(&self) -> Result<Probe> {
@@ -652,16 +706,13 @@ impl Backend for DockerBackend {
     async fn start(&self) -> Result<()> {
         let Ready { base, .. } = self.0.ready().await?;
         let base = Arc::clone(base);
-        if let Err(error) = blocking(move || base.sweep_trash()).await {
+        let swept = blocking(move || {
+            sweep_holds(&base);
+            base.sweep_trash()
+        });
+        if let Err(error) = swept.await {
             tracing::warn!(error = %error.report(), "could not delete what an earlier run had left");
         }
         Ok(())
     }
-}
-
-fn with_state(mut found: FoundWorkspace, is_running: Option<bool>) -> FoundWorkspace {
-    if found.state != FoundState::Dead && is_running == Some(true) {
-        found.state = FoundState::Running;
-    }
-    found
 }

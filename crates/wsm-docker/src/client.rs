@@ -105,6 +105,7 @@ impl Engine {
         let said = message.trim();
         let kind = match status_code {
             _ if said.contains("no space left on device") => ErrorKind::Capacity,
+            403 => ErrorKind::PermissionDenied,
             404 => ErrorKind::NotFound,
             409 => ErrorKind::Conflict,
             400 => ErrorKind::InvalidInput,

@@ -225,8 +225,9 @@ fn step(line: &str) -> Step {
 async fn look(engine: &Engine, tag: &str) -> Result<Option<Image>> {
     let inspected = engine.call("look for the image", SHORT, engine.docker()?.inspect_image(tag)).await;
     Ok(if_found(inspected)?.map(|image| {
-        let volumes = image.config.and_then(|config| config.volumes).unwrap_or_default();
-        Image { tag: tag.to_owned(), volumes: volumes.into_iter().collect() }
+        let mut volumes = image.config.and_then(|config| config.volumes).unwrap_or_default();
+        volumes.sort();
+        Image { tag: tag.to_owned(), volumes }
     }))
 }
 

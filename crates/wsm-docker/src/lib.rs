@@ -6,6 +6,7 @@ mod config;
 mod container;
 mod hold;
 mod image;
+mod leftovers;
 mod network;
 mod reach;
 mod workspace;

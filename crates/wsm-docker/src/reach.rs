@@ -49,7 +49,9 @@ impl Reach {
         let Self::Socket(directory) = self else { return Ok(None) };
         let path = directory.clone();
         blocking(move || {
-            std::fs::create_dir_all(&path).map_err(|cause| {
+            // Whoever clears another one of the workspace may remove the directory above just now.
+            let made = std::fs::create_dir_all(&path).or_else(|_| std::fs::create_dir_all(&path));
+            made.map_err(|cause| {
                 Error::new(ErrorKind::Backend, "the directory for the gateway's socket could not be made")
                     .with_source(cause)
             })
@@ -66,7 +68,13 @@ impl Reach {
     pub(crate) async fn clear(&self) {
         let Self::Socket(directory) = self else { return };
         let path = directory.clone();
-        let cleared = blocking(move || Ok(std::fs::remove_dir_all(path))).await;
+        let cleared = blocking(move || {
+            let removed = std::fs::remove_dir_all(&path);
+            // Those of the workspace's other containers may be in it still.
+            let _ = path.parent().map(std::fs::remove_dir);
+            Ok(removed)
+        });
+        let cleared = cleared.await;
         if let Ok(Err(cause)) = cleared
             && cause.kind() != std::io::ErrorKind::NotFound
         {

@@ -15,7 +15,7 @@ use common::{Contained, containers, docker, docker_says, engine, gated, program}
 use wsm_core::{
     Backend, Cause, ErrorKind, ExitStatus, Health, Loss, OpenRequest, OutcomeKind, WorkspaceExt, WorkspaceId,
 };
-use wsm_docker::{DockerConfig, DockerNetwork};
+use wsm_docker::DockerConfig;
 
 fn unique(name: &str) -> String {
     format!("{name}-{}", WorkspaceId::random())
@@ -136,27 +136,6 @@ async fn a_killed_service_leaves_containers_that_the_next_one_adopts() {
     assert!(all().is_empty());
     let left = std::fs::read_dir(contained.base.path().join(".wsm/run")).unwrap().count();
     assert_eq!(left, 0, "no directory of a socket is left");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn many_cycles_leave_nothing() {
-    let Some(contained) = Contained::new(|config| config.with_network(DockerNetwork::None)).await else { return };
-    for round in 0..5 {
-        let ids: Vec<String> = (0..4).map(|number| unique(&format!("cycle-{round}-{number}"))).collect();
-        let opened = futures::future::join_all(ids.iter().map(|id| contained.open(id))).await;
-        futures::future::join_all(opened.iter().map(|workspace| workspace.sh("echo x > f"))).await;
-        for id in &ids {
-            contained.backend.destroy(&WorkspaceId::new(id).unwrap()).await.unwrap();
-            assert!(containers(id).is_empty());
-        }
-    }
-    let base = contained.base.path();
-    let left = |directory: &str| std::fs::read_dir(base.join(directory)).map_or(0, Iterator::count);
-    assert_eq!((left(".wsm/index"), left(".wsm/trash"), left(".wsm/places"), left(".wsm/run")), (0, 0, 0, 0));
-    let owner = std::fs::read_to_string(base.join(".wsm/installation")).unwrap();
-    let filter = format!("label=wsm.owner={owner}");
-    assert_eq!(docker_says(&["ps", "--all", "--quiet", "--filter", &filter]), "");
-    assert_eq!(docker_says(&["volume", "ls", "--quiet", "--filter", "dangling=true"]), "");
 }
 
 #[tokio::test(flavor = "multi_thread")]

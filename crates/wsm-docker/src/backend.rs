@@ -5,7 +5,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
@@ -45,6 +45,7 @@ use crate::{
     leftovers::{House, sweep_holds},
     network,
     reach::{Reach, connect},
+    restart,
     workspace::{Live, remove},
 };
 
@@ -104,6 +105,7 @@ pub(crate) struct Seen {
     has_exited: bool,
     /// Why it has ended, if it has.
     pub(crate) cause: Cause,
+    ended_at: Option<SystemTime>,
     labels: HashMap<String, String>,
     token: Option<Token>,
     /// The call that made it.
@@ -121,14 +123,25 @@ pub(crate) struct Seen {
 /// Changes nothing.
 pub(crate) async fn inspect(engine: &Engine, container: &str) -> Result<Option<Seen>> {
     let inspected = engine.docker()?.inspect_container(container, None);
-    Ok(if_found(engine.call("look at the container", SHORT, inspected).await)?.map(Seen::from))
+    let Some(mut seen) = if_found(engine.call("look at the container", SHORT, inspected).await)?.map(Seen::from) else {
+        return Ok(None);
+    };
+    if seen.cause == Cause::Killed
+        && let Some(ended) = seen.ended_at
+        && let Some(started) = restart::started_at(&engine.host).await
+        && restart::explains(started, ended)
+    {
+        seen.cause = Cause::EngineRestarted;
+    }
+    Ok(Some(seen))
 }
 
 impl From<ContainerInspectResponse> for Seen {
     fn from(seen: ContainerInspectResponse) -> Self {
         let ContainerInspectResponse { id, state, config, .. } = seen;
         let config = config.unwrap_or_default();
-        let ContainerState { status, running, paused, oom_killed, exit_code, .. } = state.unwrap_or_default();
+        let ContainerState { status, running, paused, oom_killed, exit_code, finished_at, .. } =
+            state.unwrap_or_default();
         let variables = config.env.unwrap_or_default();
         let token = variables.iter().find_map(|variable| variable.strip_prefix(TOKEN_VARIABLE)?.strip_prefix('='));
         let labels = config.labels.unwrap_or_default();
@@ -141,10 +154,14 @@ impl From<ContainerInspectResponse> for Seen {
             has_exited: status == Some(ContainerStateStatusEnum::EXITED),
             cause: match (oom_killed, exit_code) {
                 (Some(true), _) => Cause::OutOfMemory,
-                // 128 and the number of a signal: what `docker kill`, `docker stop` and a stopping engine leave.
-                (_, Some(129..=192)) => Cause::Killed,
+                // 128 and the number of a signal: what `docker kill`, `docker stop` and a stopping engine leave. And 255
+                // stands for the code of one that ended while there was no engine.
+                (_, Some(129..=192 | 255)) => Cause::Killed,
+                // The gateway ends so when it is told to.
+                (_, Some(0)) if running == Some(false) => Cause::Killed,
                 _ => Cause::Unknown,
             },
+            ended_at: finished_at.and_then(|text| humantime::parse_rfc3339(&text).ok()),
             labels,
             token: token.and_then(Token::from_text),
         }
@@ -320,13 +337,24 @@ impl Inner {
                     }
                 }
                 Some(token) if seen.is_fresh || seen.has_exited => {
-                    let started = self.engine.docker()?.start_container(&seen.container, None);
-                    self.engine.call("start the container", LONG, started).await?;
                     let reach = self.reach(ready, id, &seen.attempt);
-                    self.wait_for_answer(&seen.container, &reach, &token).await?;
-                    // One that another process makes at this moment was never anything else.
-                    let revival = if seen.is_fresh { Revival::Running } else { Revival::Started(seen.cause) };
-                    return Ok(Revived { container: seen.container, token, reach, revival });
+                    // Whoever cleans up may have removed the directory while the container did not run.
+                    reach.prepare().await?;
+                    let started = self.engine.docker()?.start_container(&seen.container, None);
+                    match self.engine.call("start the container", LONG, started).await {
+                        Ok(()) => {
+                            self.wait_for_answer(&seen.container, &reach, &token).await?;
+                            // One that another process makes at this moment was never anything else.
+                            let revival = if seen.is_fresh { Revival::Running } else { Revival::Started(seen.cause) };
+                            return Ok(Revived { container: seen.container, token, reach, revival });
+                        }
+                        // An engine that was killed may have left it half started, for ever.
+                        Err(error) if matches!(error.kind(), ErrorKind::Backend | ErrorKind::InvalidInput) => {
+                            tracing::warn!(container = name, error = %error.report(), "a container is made anew");
+                            lost = Revival::Made(Some(seen.cause).filter(|_| seen.has_exited));
+                        }
+                        Err(error) => return Err(error),
+                    }
                 }
                 _ => lost = Revival::Made(Some(seen.cause)),
             }
@@ -384,10 +412,13 @@ impl Inner {
             self.wait_for_answer(&created.id, &reach, &token).await
         };
         if let Err(error) = run.await {
-            if let Err(left) = remove(&self.engine, &created.id).await {
-                tracing::warn!(container = name, error = %left.report(), "a container that does not work is left");
+            match remove(&self.engine, &created.id).await {
+                Ok(()) => reach.clear().await,
+                // The next opening finds it by its name, and its socket's directory with it.
+                Err(left) => {
+                    tracing::warn!(container = name, error = %left.report(), "a container that does not work is left");
+                }
             }
-            reach.clear().await;
             return Err(error);
         }
         Ok((created.id, token, reach))

@@ -9,6 +9,7 @@ mod image;
 mod leftovers;
 mod network;
 mod reach;
+mod restart;
 mod workspace;
 
 pub use backend::DockerBackend;

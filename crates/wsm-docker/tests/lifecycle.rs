@@ -4,14 +4,9 @@
 
 mod common;
 
-use std::{
-    collections::BTreeSet,
-    io::{BufRead, BufReader},
-    process::{Command as Program, Stdio},
-    time::Duration,
-};
+use std::time::Duration;
 
-use common::{Contained, containers, docker, docker_says, engine, gated, program};
+use common::{Contained, containers, docker, engine, gated, program};
 use wsm_core::{
     Backend, Cause, ErrorKind, ExitStatus, Health, Loss, OpenRequest, OutcomeKind, WorkspaceExt, WorkspaceId,
 };
@@ -82,60 +77,6 @@ async fn out_of_memory_is_told() {
     let opened = contained.opened(&id).await;
     assert_eq!(opened.outcome.kind, OutcomeKind::Resumed);
     assert!(matches!(opened.outcome.cause, Some(Cause::OutOfMemory | Cause::Killed)), "{:?}", opened.outcome);
-}
-
-/// What [`a_killed_service_leaves_containers_that_the_next_one_adopts`] runs as a process of its own.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_is_to_be_killed() {
-    let Some(base) = std::env::var_os("WSM_TEST_SERVICE") else { return };
-    let prefix = std::env::var("WSM_TEST_PREFIX").unwrap();
-    let config = DockerConfig::new(base).with_host(engine().unwrap());
-    let backend = gated(config, program().unwrap()).unwrap();
-    backend.start().await.unwrap();
-    let ids: Vec<_> = (0..20).map(|number| WorkspaceId::new(format!("{prefix}-{number}")).unwrap()).collect();
-    let opened = futures::future::join_all(ids.iter().map(|id| backend.open(OpenRequest::new(id.clone())))).await;
-    for opened in &opened {
-        opened.as_ref().unwrap().workspace.sh("echo $$ > f; (sleep 1000 &) >/dev/null 2>&1").await.unwrap();
-    }
-    println!("\nopen");
-    std::future::pending::<()>().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_killed_service_leaves_containers_that_the_next_one_adopts() {
-    let Some(contained) = Contained::new(|config| config).await else { return };
-    let prefix = unique("orphan");
-    let mut service = Program::new(std::env::current_exe().unwrap());
-    service.args(["--exact", "a_service_that_is_to_be_killed", "--nocapture"]).stdout(Stdio::piped());
-    service.env("WSM_TEST_SERVICE", contained.base.path()).env("WSM_TEST_PREFIX", &prefix);
-    let mut service = service.spawn().unwrap();
-    let lines = BufReader::new(service.stdout.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|line| line == "open"), "the service opens its workspaces");
-    service.kill().unwrap();
-    service.wait().unwrap();
-    let owner = std::fs::read_to_string(contained.base.path().join(".wsm/installation")).unwrap();
-    let all = || -> BTreeSet<String> {
-        let filter = format!("label=wsm.owner={owner}");
-        docker_says(&["ps", "--quiet", "--filter", &filter]).lines().map(str::to_owned).collect()
-    };
-    let before = all();
-    assert_eq!(before.len(), 20);
-    let ids: Vec<String> = (0..20).map(|number| format!("{prefix}-{number}")).collect();
-    let opened = futures::future::join_all(ids.iter().map(|id| contained.opened(id))).await;
-    for opened in &opened {
-        assert_eq!(opened.outcome.kind, OutcomeKind::Reattached, "{:?}", opened.outcome);
-        let left = opened.workspace.sh("ps -e | grep -c '[s]leep'").await.unwrap().stdout.to_text();
-        assert_eq!(left, "1\n", "what ran goes on");
-    }
-    assert_eq!(all(), before, "all adopted, none doubled");
-    futures::future::join_all(opened.iter().map(|opened| opened.workspace.suspend())).await.into_iter().for_each(
-        |put_away| {
-            put_away.unwrap();
-        },
-    );
-    assert!(all().is_empty());
-    let left = std::fs::read_dir(contained.base.path().join(".wsm/run")).unwrap().count();
-    assert_eq!(left, 0, "no directory of a socket is left");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,13 +1,10 @@
 //! What a manager does about what earlier services left.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use parking_lot::Mutex;
 use tokio::time::sleep;
 use wsm_core::{
     Backend, CachedState, CachingManager, Capabilities, FoundState, FoundWorkspace, Leftover, LeftoverKind,
@@ -46,7 +43,7 @@ impl Backend for Machine {
     }
 
     async fn open(&self, request: OpenRequest) -> Result<Opened> {
-        self.opened.lock().unwrap().insert(request.id.clone());
+        self.opened.lock().insert(request.id.clone());
         self.inner.open(request).await
     }
 
@@ -56,7 +53,7 @@ impl Backend for Machine {
 
     fn list(&self) -> BoxStream<'_, Result<FoundWorkspace>> {
         let marked = |mut found: FoundWorkspace| {
-            found.is_abandoned = !self.opened.lock().unwrap().contains(&found.id);
+            found.is_abandoned = !self.opened.lock().contains(&found.id);
             found
         };
         self.inner.list().map_ok(marked).boxed()
@@ -67,12 +64,12 @@ impl Backend for Machine {
     }
 
     async fn leftovers(&self) -> Result<Vec<Leftover>> {
-        Ok(self.leftovers.lock().unwrap().clone())
+        Ok(self.leftovers.lock().clone())
     }
 
     async fn remove_leftover(&self, leftover: &Leftover) -> Result<bool> {
         let is_used = leftover.name == "in-use";
-        self.leftovers.lock().unwrap().retain(|kept| is_used || kept != leftover);
+        self.leftovers.lock().retain(|kept| is_used || kept != leftover);
         Ok(!is_used)
     }
 }

@@ -9,11 +9,12 @@ use std::{
     fs,
     path::PathBuf,
     process::{Child, Command as Program, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use common::{Gated, engine, gated, program};
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::{task::block_in_place, time::Instant};
 use wsm_core::{
     Backend, Cause, ErrorKind, ExitStatus, Health, Loss, OpenRequest, Opened, OutcomeKind, Result, WorkspaceExt,
     WorkspaceId,
@@ -30,7 +31,7 @@ struct Engine {
 
 impl Engine {
     /// None, said aloud, when there is none to be had. Has the images of the engine for tests.
-    fn start() -> Option<Self> {
+    async fn start() -> Option<Self> {
         let Ok(host) = engine() else {
             assert!(!std::env::var("WSM_REQUIRE").unwrap_or_default().contains("docker"), "there is no engine");
             println!("skipped: `cargo xtask setup docker` installs an engine");
@@ -41,7 +42,7 @@ impl Engine {
             return None;
         }
         let mut engine = Self { place: tempfile::tempdir().unwrap(), child: None, live_restore: true };
-        engine.up();
+        engine.up().await;
         let images = "python:3.11-slim";
         let line = format!("docker --host {host} save {images} | docker --host {} load", engine.host());
         assert!(Program::new("sh").args(["-c", &line]).stdout(Stdio::null()).status().unwrap().success());
@@ -61,7 +62,7 @@ impl Engine {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    fn up(&mut self) {
+    async fn up(&mut self) {
         let mut dockerd = Program::new("dockerd");
         dockerd.args(["--host", &self.host(), "--bridge", "none", "--iptables=false", "--ip6tables=false"]);
         for (flag, name) in [("--data-root", "data"), ("--exec-root", "exec"), ("--pidfile", "pid")] {
@@ -79,7 +80,7 @@ impl Engine {
         while self.docker(&["version", "--format", "{{.Server.Version}}"]).is_empty() {
             let log = fs::read_to_string(self.path("log")).unwrap();
             assert!(begun.elapsed() < Duration::from_secs(60), "dockerd does not answer: {log}");
-            std::thread::sleep(Duration::from_millis(100));
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
@@ -142,7 +143,7 @@ async fn open(backend: &Gated, id: &str) -> Result<Opened> {
 /// One test, since an engine takes seconds to start.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_comes_and_goes_loses_nothing_and_doubles_nothing() {
-    let Some(mut engine) = Engine::start() else { return };
+    let Some(mut engine) = Engine::start().await else { return };
     restarted_under_a_command(&mut engine).await;
     away(&mut engine).await;
     stopped_with_its_containers(&mut engine).await;
@@ -158,10 +159,8 @@ async fn restarted_under_a_command(engine: &mut Engine) {
         let running = workspace.sh("sleep 4; echo done | tee f");
         let restart = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
-            tokio::task::block_in_place(|| {
-                engine.down(Signal::TERM);
-                engine.up();
-            });
+            block_in_place(|| engine.down(Signal::TERM));
+            engine.up().await;
         };
         let (result, ()) = tokio::join!(running, restart);
         match connect {
@@ -186,7 +185,7 @@ async fn away(engine: &mut Engine) {
     let workspace = open(&backend, "left").await.unwrap().workspace;
     workspace.sh("echo kept > f").await.unwrap();
     open(&backend, "put-away").await.unwrap().workspace.suspend().await.unwrap();
-    tokio::task::block_in_place(|| engine.down(Signal::KILL));
+    block_in_place(|| engine.down(Signal::KILL));
     assert_eq!(workspace.read_text("f", 100).await.unwrap(), "kept\n", "the socket needs no engine");
     for id in ["left", "put-away", "new"] {
         let error = open(&backend, id).await.unwrap_err();
@@ -199,7 +198,7 @@ async fn away(engine: &mut Engine) {
     assert_eq!(backend.destroy(&id).await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(backend.leftovers().await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(workspace.suspend().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    tokio::task::block_in_place(|| engine.up());
+    engine.up().await;
     let opened = open(&backend, "left").await.unwrap();
     assert_eq!(opened.outcome.kind, OutcomeKind::Reattached, "{:?}", opened.outcome);
     assert_eq!(opened.workspace.read_text("f", 100).await.unwrap(), "kept\n");
@@ -210,11 +209,9 @@ async fn away(engine: &mut Engine) {
 
 /// Containers end with the engine, and the next opening says why.
 async fn stopped_with_its_containers(engine: &mut Engine) {
-    tokio::task::block_in_place(|| {
-        engine.live_restore = false;
-        engine.down(Signal::TERM);
-        engine.up();
-    });
+    engine.live_restore = false;
+    block_in_place(|| engine.down(Signal::TERM));
+    engine.up().await;
     for (signal, id) in [(Signal::TERM, "stopped"), (Signal::KILL, "killed")] {
         let backend = engine.backend(Connect::Auto);
         let workspace = open(&backend, id).await.unwrap().workspace;
@@ -222,10 +219,8 @@ async fn stopped_with_its_containers(engine: &mut Engine) {
         let running = workspace.sh("sleep 60");
         let restart = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
-            tokio::task::block_in_place(|| {
-                engine.down(signal);
-                engine.up();
-            });
+            block_in_place(|| engine.down(signal));
+            engine.up().await;
         };
         let (result, ()) = tokio::join!(running, restart);
         let status = result.unwrap().status;
@@ -257,7 +252,7 @@ async fn gone_in_mid_opening(engine: &mut Engine) {
         let opening = open(&backend, &id);
         let restart = async {
             tokio::time::sleep(Duration::from_millis(pause)).await;
-            tokio::task::block_in_place(|| engine.down(signal));
+            block_in_place(|| engine.down(signal));
         };
         let (first, ()) = tokio::join!(opening, restart);
         let first = first.map(|opened| opened.outcome.kind);
@@ -267,7 +262,7 @@ async fn gone_in_mid_opening(engine: &mut Engine) {
                 "{pause} ms: {error:?}"
             );
         }
-        tokio::task::block_in_place(|| engine.up());
+        engine.up().await;
         let opened = open(&backend, &id).await.unwrap();
         assert_eq!(opened.workspace.sh("echo works").await.unwrap().stdout.to_text(), "works\n");
         assert_eq!(engine.containers(&id).len(), 1, "{pause} ms: {first:?}");

@@ -200,6 +200,9 @@ fn manager_settings(options: &Table) -> Result<ManagerSettings> {
     if let Some(allow) = options.get("allow_foreign_owner").and_then(Value::as_bool) {
         settings.allow_foreign_owner = allow;
     }
+    if let Some(keep) = options.get("housekeeping").and_then(Value::as_bool) {
+        settings.housekeeping = keep;
+    }
     Ok(settings)
 }
 
@@ -213,6 +216,7 @@ pub fn effective_manager_options(settings: &Settings) -> Result<Table> {
     let mut options = Table::new();
     options.insert("isolation".to_owned(), settings.isolation.as_str().into());
     options.insert("allow_foreign_owner".to_owned(), settings.allow_foreign_owner.into());
+    options.insert("housekeeping".to_owned(), settings.housekeeping.into());
     for (key, time) in [
         ("ttl", settings.ttl),
         ("sweep_interval", settings.sweep_interval),
@@ -255,6 +259,7 @@ mod tests {
             "health_timeout = '1s'",
             "prewarm = { size = 3 }",
             "allow_foreign_owner = true",
+            "housekeeping = false",
         ] {
             let settings = format!("{:?}", manager_settings(&option.parse().unwrap()).unwrap());
             assert_ne!(settings, default, "{option}");

@@ -238,7 +238,7 @@ impl Inner {
             blocking(move || base.settle(wanted)).await?
         };
         let run = async {
-            let name = name(&settled.record.id);
+            let name = name(&ready.owner, &settled.record.id);
             // Before anything is looked at, so that what is seen then is not ended by another process.
             let hold = self.hold(ready, &settled.record.id, earlier.as_deref()).await?;
             let mut tries = 0;
@@ -653,7 +653,7 @@ impl Backend for DockerBackend {
     async fn find(&self, id: &WorkspaceId) -> Result<Option<FoundWorkspace>> {
         let ready = self.0.ready().await?;
         let Some(mut found) = ready.base.find_workspace(id, |_| false).await? else { return Ok(None) };
-        let seen = inspect(&self.0.engine, &name(id)).await?;
+        let seen = inspect(&self.0.engine, &name(&ready.owner, id)).await?;
         if let Some(seen) = seen.filter(|seen| seen.labels.get(LABEL_OWNER) == Some(&ready.owner)) {
             let (basedir, id) = (PathBuf::from(ready.base.path()), id.clone());
             let is_held = blocking(move || hold::is_held(&basedir, &id)).await?;
@@ -685,7 +685,7 @@ impl Backend for DockerBackend {
             let (base, id) = (Arc::clone(&ready.base), id.clone());
             blocking(move || base.read(&id)).await?;
         }
-        let name = name(id);
+        let name = name(&ready.owner, id);
         if let Some(seen) = inspect(&self.0.engine, &name).await?
             && seen.labels.get(LABEL_OWNER) == Some(&ready.owner)
         {

@@ -37,11 +37,10 @@ const CAPABILITIES: [&str; 9] =
 /// Which directory it was made for: another one at the same path is not what it shows.
 pub(crate) const LABEL_DIRECTORY: &str = "wsm.directory";
 
-const NAME_PREFIX: &str = "wsm_";
-
-/// The name of a workspace's container.
-pub(crate) fn name(id: &WorkspaceId) -> String {
-    format!("{NAME_PREFIX}{}", Encoding::LABEL.with_prefix_of(NAME_PREFIX.len()).encode(id.as_str()))
+/// The name of a workspace's container: two installations may use one engine, and have workspaces of one id.
+pub(crate) fn name(owner: &str, id: &WorkspaceId) -> String {
+    let prefix = format!("wsm-{}_", &owner[..8]);
+    format!("{prefix}{}", Encoding::LABEL.with_prefix_of(prefix.len()).encode(id.as_str()))
 }
 
 /// What a container is to be like.
@@ -212,7 +211,7 @@ mod tests {
         });
         let text = serde_json::to_string_pretty(&sorted(&serde_json::to_value(body).unwrap())).unwrap();
         assert_eq!(text.trim(), include_str!("../tests/golden/container.json").trim());
-        assert_eq!(name(&id), "wsm_w_201");
+        assert_eq!(name("0123456789abcdef", &id), "wsm-01234567_w_201");
     }
 
     /// Maps of the engine's models have no order.

@@ -57,13 +57,28 @@ async fn a_paused_container_goes_on_and_one_of_somebody_else_is_refused() {
     assert_eq!(opened.workspace.sh("echo works").await.unwrap().stdout.to_text(), "works\n");
 
     let foreign = unique("foreign");
-    let name = format!("wsm_{foreign}");
+    let owner = std::fs::read_to_string(contained.base.path().join(".wsm/installation")).unwrap();
+    let name = format!("wsm-{}_{foreign}", &owner[..8]);
     assert!(docker(&["create", "--name", &name, "python:3.11-slim", "true"]).status.success());
     let error = contained.backend.open(OpenRequest::new(WorkspaceId::new(&foreign).unwrap())).await.unwrap_err();
     assert_eq!((error.kind(), error.code()), (ErrorKind::Conflict, "foreign_container"), "{error}");
     contained.backend.destroy(&WorkspaceId::new(&foreign).unwrap()).await.unwrap();
     assert!(docker(&["inspect", &name]).status.success(), "it is never touched");
     docker(&["rm", "--force", &name]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_installations_on_one_engine_have_workspaces_of_one_id() {
+    let Some(contained) = Contained::new(|config| config).await else { return };
+    let Some(other) = Contained::new(|config| config).await else { return };
+    let id = unique("same");
+    let (mine, theirs) = (contained.open(&id).await, other.open(&id).await);
+    mine.write_bytes("f", "mine".into()).await.unwrap();
+    theirs.write_bytes("f", "theirs".into()).await.unwrap();
+    assert_eq!(mine.read_text("f", 10).await.unwrap(), "mine");
+    other.backend.destroy(&WorkspaceId::new(&id).unwrap()).await.unwrap();
+    assert_eq!(mine.read_text("f", 10).await.unwrap(), "mine");
+    assert_eq!(containers(&id).len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

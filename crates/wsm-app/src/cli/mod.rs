@@ -8,7 +8,9 @@ mod cp;
 mod doctor;
 mod exec;
 mod exit_codes;
+mod gc;
 mod login;
+mod progress;
 mod put_away;
 mod remote;
 mod run;
@@ -84,6 +86,9 @@ enum Command {
     Close(put_away::CloseArgs),
     /// Ends a workspace and deletes its files, for ever
     Destroy(put_away::DestroyArgs),
+    /// Removes what crashes and newer versions have left and nothing needs any more
+    #[command(name = "gc", after_help = gc::HELP)]
+    CollectGarbage(Box<gc::GcArgs>),
     /// Checks whether wsm can work here, and says what to do where it can not
     #[command(after_help = doctor::HELP)]
     Doctor(Box<doctor::DoctorArgs>),
@@ -105,6 +110,7 @@ impl Command {
             Self::Copy(args) => block_on(cp::copy(*args)),
             Self::Close(args) => block_on(put_away::close(args)),
             Self::Destroy(args) => block_on(put_away::destroy(args)),
+            Self::CollectGarbage(args) => block_on(gc::gc(*args)),
             Self::Doctor(args) => block_on(doctor::doctor(*args)),
             Self::Config(args) => config::config(args),
             Self::Completions(args) => completions::completions(&args),

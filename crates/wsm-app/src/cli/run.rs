@@ -19,6 +19,7 @@ use super::{
     exit_codes::{self, BROKEN_PIPE},
     load,
     login::login_name,
+    progress::show_while,
     sessions,
     signals::{self, Signals},
     start_logging,
@@ -66,7 +67,9 @@ pub(super) struct RunArgs {
 
 pub(super) async fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let RunArgs { settings, user, agent, session, workspace_id, timeout, command } = args;
-    let settings = load(settings, &[])?;
+    let mut settings = load(settings, &[])?;
+    // It looks after its own workspace only.
+    settings.manager.insert("housekeeping".to_owned(), false.into());
     // What is on stderr is the command's own.
     start_logging(&settings, "error");
     let scope = Scope {
@@ -117,7 +120,7 @@ async fn run_in(
     let service = Service::new(Arc::clone(manager), app.node.clone(), app.allow_foreign_owner, false);
     service.use_store(Arc::clone(store));
     let workspace = tokio::select! {
-        opened = service.open_by_hand(scope, workspace_id) => opened?,
+        opened = show_while(manager.subscribe(), service.open_by_hand(scope, workspace_id)) => opened?,
         // Nothing to pass the signal on to yet: what was begun is put away, and that is it.
         signal = signals.next() => return Ok(signals::exit_code(signal)),
     };

@@ -83,6 +83,7 @@ pub(crate) const MANAGER_KEYS: &[Key] = &[
     key(&["prewarm", "size"], Kind::Count(0), "how many fresh workspaces are kept ready"),
     key(&["prewarm", "max_creating"], Kind::Count(1), "how many of them are made at once at most"),
     key(&["allow_foreign_owner"], Kind::Switch, "whether a user may open another user's workspace by its id"),
+    key(&["housekeeping"], Kind::Switch, "whether what earlier services left is taken over or removed"),
 ];
 
 const POLICIES: [&str; 3] =

@@ -3,6 +3,7 @@
 mod bubblewrap;
 mod copy;
 mod crash;
+mod docker;
 mod doctor;
 mod exec;
 mod help;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{output, told};
 
-const COMMANDS: [&[&str]; 14] = [
+const COMMANDS: [&[&str]; 15] = [
     &[],
     &["serve"],
     &["run"],
@@ -14,6 +14,7 @@ const COMMANDS: [&[&str]; 14] = [
     &["cp"],
     &["close"],
     &["destroy"],
+    &["gc"],
     &["doctor"],
     &["config"],
     &["config", "show"],

@@ -312,8 +312,9 @@ def files_write_and_read(box):
     box.files.write("/tmp/stream", io.BytesIO(binary), use_octet_stream=True)
     assert b"".join(box.files.read("/tmp/stream", format="stream")) == binary
     big = os.urandom(20 << 20)
-    box.files.write("/tmp/big", big, use_octet_stream=True)
-    assert box.files.read("/tmp/big", format="bytes") == big
+    for use_octet_stream in [True, False]:
+        box.files.write("/tmp/big", big, use_octet_stream=use_octet_stream)
+        assert box.files.read("/tmp/big", format="bytes") == big
     box.files.write("/tmp/big", b"")
     assert box.files.read("/tmp/big") == ""
     assert box.commands.run("cat a/b/text; stat -c '%U %a' a a/b/text").stdout == text + "user 755\nuser 644\n"

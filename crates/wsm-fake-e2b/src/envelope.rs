@@ -35,10 +35,10 @@ impl Encoder {
     }
 
     fn envelope(self, flags: u8, payload: &str) -> Bytes {
-        if self.gzip {
-            if let Ok(compressed) = gzip(payload.as_bytes()) {
-                return envelope(flags | COMPRESSED, &compressed);
-            }
+        if self.gzip
+            && let Ok(compressed) = gzip(payload.as_bytes())
+        {
+            return envelope(flags | COMPRESSED, &compressed);
         }
         envelope(flags, payload.as_bytes())
     }

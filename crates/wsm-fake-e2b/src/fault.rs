@@ -393,7 +393,7 @@ mod tests {
         let faults = Faults::default();
         faults.push(Fault::answer(Operation::Get, 503, "").skip(1).times(2));
         faults.push(Fault::new(On::Control, What::EmptyList));
-        let mut hits = || faults.take(&asked(Operation::Get)).iter().next().cloned();
+        let hits = || faults.take(&asked(Operation::Get)).iter().next().cloned();
         // The first goes past what skips it, to the other one.
         assert_eq!(hits(), Some(What::EmptyList));
         assert!(matches!(hits(), Some(What::Answer { status: 503, .. })));

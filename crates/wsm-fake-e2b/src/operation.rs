@@ -108,14 +108,14 @@ impl Operation {
     #[must_use]
     pub fn is_envd(self) -> bool {
         use Operation as O;
-        match self {
-            O::Create | O::CreateV1 | O::List | O::ListV1 | O::Get | O::Kill | O::Pause | O::Connect | O::ConnectV1 => {
-                false
-            }
-            O::Resume | O::SetTimeout | O::Refresh | O::Network | O::Metrics | O::MetricsOfMany | O::Logs => false,
-            O::Snapshot | O::ListSnapshots | O::DeleteTemplate | O::Fork | O::ApiHealth | O::UnknownApi => false,
-            _ => true,
-        }
+        let is_plain = matches!(self, O::Health | O::EnvdMetrics | O::Envs | O::Download | O::Upload | O::Compose);
+        let is_about_processes = matches!(
+            self,
+            O::Start | O::ProcessConnect | O::ProcessList | O::SendInput | O::StreamInput | O::CloseStdin
+        ) || matches!(self, O::SendSignal | O::Update);
+        let is_about_files = matches!(self, O::Stat | O::ListDir | O::MakeDir | O::Move | O::Remove)
+            || matches!(self, O::WatchDir | O::CreateWatcher | O::GetWatcherEvents | O::RemoveWatcher);
+        is_plain || is_about_processes || is_about_files || self == O::UnknownEnvd
     }
 
     /// The call of the control plane that a request is, and the sandbox that it names.

@@ -9,7 +9,7 @@ use std::{
 
 use axum::{
     body::Body,
-    extract::{FromRequest, Multipart},
+    extract::{DefaultBodyLimit, FromRequest, Multipart},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -92,7 +92,7 @@ async fn store(call: &Call, request: Request<Body>, path: Option<PathBuf>, user:
             let path = path.ok_or_else(|| Trouble::refused(400, "path is required"))?;
             let body = request.into_body();
             if is_gzip {
-                let bytes = body.collect().await.map_err(broken)?.to_bytes();
+                let bytes = body.collect().await.map_err(|error| broken(&error))?.to_bytes();
                 let plain = gunzip(&bytes).map_err(|error| Trouble::refused(400, format!("gzip: {error}")))?;
                 let pieces = futures::stream::iter([Ok::<_, axum::Error>(Bytes::from(plain))]);
                 return Ok(json!([place.write(path, pieces).await?]));
@@ -100,7 +100,8 @@ async fn store(call: &Call, request: Request<Body>, path: Option<PathBuf>, user:
             Ok(json!([place.write(path, body.into_data_stream()).await?]))
         }
         "multipart/form-data" => {
-            let request = if is_gzip { unpacked(request).await? } else { request };
+            let mut request = if is_gzip { unpacked(request).await? } else { request };
+            DefaultBodyLimit::disable().apply(&mut request);
             let parts = Multipart::from_request(request, &()).await;
             parts_to_files(&place, path, parts.map_err(|error| Trouble::refused(400, error.body_text()))?).await
         }
@@ -111,13 +112,13 @@ async fn store(call: &Call, request: Request<Body>, path: Option<PathBuf>, user:
     }
 }
 
-fn broken(error: axum::Error) -> Trouble {
+fn broken(error: &axum::Error) -> Trouble {
     Trouble::refused(500, format!("error reading request: {error}"))
 }
 
 async fn unpacked(request: Request<Body>) -> Result<Request<Body>, Trouble> {
     let (parts, body) = request.into_parts();
-    let bytes = body.collect().await.map_err(broken)?.to_bytes();
+    let bytes = body.collect().await.map_err(|error| broken(&error))?.to_bytes();
     let plain = gunzip(&bytes).map_err(|error| Trouble::refused(400, format!("gzip: {error}")))?;
     Ok(Request::from_parts(parts, Body::from(plain)))
 }
@@ -195,7 +196,7 @@ impl Place<'_> {
         let mut pieces = std::pin::pin!(pieces);
         let mut total = 0;
         while let Some(piece) = pieces.next().await {
-            let mut piece = piece.map_err(broken)?;
+            let mut piece = piece.map_err(|error| broken(&error))?;
             let attempted = total + piece.len();
             let is_full = self.room.is_some_and(|room| attempted > room);
             if let Some(room) = self.room.filter(|_| is_full) {

@@ -318,8 +318,8 @@ def files_write_and_read(box):
     box.files.write("/tmp/big", b"")
     assert box.files.read("/tmp/big") == ""
     assert box.commands.run("cat a/b/text; stat -c '%U %a' a a/b/text").stdout == text + "user 755\nuser 644\n"
-    box.files.write("/root/owned", "r", user="root")
-    assert box.commands.run("stat -c %U /root/owned", user="root").stdout == "root\n"
+    box.files.write("~/owned", "r", user="root")
+    assert box.commands.run("stat -c %U ~/owned", user="root").stdout == "root\n"
 
 
 @case

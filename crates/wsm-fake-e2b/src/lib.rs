@@ -161,6 +161,14 @@ impl FakeE2b {
         Sandboxes::new(Arc::clone(&self.state))
     }
 
+    /// Ends it, and waits until nothing of it runs any more. Dropped, it ends by and by.
+    pub async fn shutdown(self) {
+        let tasks = self.state.tasks.clone();
+        self.state.stop();
+        // Somebody may hold on to a body that was never read.
+        let _ = tokio::time::timeout(Duration::from_secs(5), tasks.wait()).await;
+    }
+
     /// Moves the clock forward. What expires by that has expired when this returns.
     pub async fn advance(&self, by: Duration) {
         self.state.clock.advance(by);

@@ -1,12 +1,15 @@
 //! What the daemon does that the SDKs do not show.
 
+#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test")]
+
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use support::{Api, envelopes, with_fake};
+use tokio::time::Instant;
 use wsm_fake_e2b::Options;
 
 fn stdout(events: &[(u8, Value)]) -> Vec<u8> {
@@ -87,7 +90,7 @@ fn a_command_outlives_its_stream_and_its_group_can_be_killed() {
         drop(response);
         let list = async || sandbox.call("process.Process/List", json!({})).await.1;
         assert_eq!(list().await["processes"][0]["pid"], pid);
-        let script = "kill -s KILL -- -\"$1\"; sleep 0.1; kill -0 -- -\"$1\"; echo $?";
+        let script = "kill -s KILL -- -\"$1\"; sleep 0.1; kill -s 0 -- -\"$1\"; echo $?";
         let (events, _) = sandbox.start(&["/bin/sh", "-c", script, "sh", &pid.to_string()]).await;
         assert_eq!(stdout(&events), b"1\n");
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -2,10 +2,11 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::{Api, envelopes, with_fake};
+use tokio::time::Instant;
 use wsm_fake_e2b::{Ending, FakeE2b, Fault, On, Operation, Options, SandboxState, Unreachable, What};
 
 const SAY: &[&str] = &["sh", "-c", "echo one; sleep 0.05; echo two; sleep 0.05; echo three; exit 3"];

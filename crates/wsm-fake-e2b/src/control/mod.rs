@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::{
     clock::shown,
     lifecycle,
-    state::{Fake, Phase, Sandbox},
+    state::{Fake, Phase, Sandbox, token_of},
 };
 pub(crate) use error::ApiError;
 use error::ApiResult;
@@ -87,13 +87,15 @@ fn find(fake: &Fake, Extension(Caller(account)): &Extension<Caller>, id: &str) -
 
 /// What create, connect, and resume answer with.
 fn opened_json(fake: &Fake, sandbox: &Sandbox) -> Value {
+    let is_public = sandbox.network.lock()["allowPublicTraffic"].as_bool().unwrap_or(true);
+    let traffic_token = (!is_public).then(|| token_of(&format!("{}'s traffic", sandbox.id)));
     let mut json = json!({
         "templateID": sandbox.template,
         "alias": sandbox.template,
         "sandboxID": sandbox.id,
         "clientID": "fake",
         "envdVersion": fake.options.envd_version,
-        "trafficAccessToken": null,
+        "trafficAccessToken": traffic_token,
         "domain": fake.options.domain,
     });
     if let Some(token) = &sandbox.token {

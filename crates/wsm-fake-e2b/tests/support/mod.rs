@@ -1,6 +1,7 @@
 //! What the tests share: a fake, and a client that speaks its protocols without any help.
 
 #![allow(dead_code, reason = "no test binary uses all of it")]
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "what is not as expected fails the test")]
 
 use std::time::Duration;
 

@@ -146,3 +146,44 @@ fn starting_a_command_is_quick() {
         assert!(before.elapsed() < Duration::from_secs(4));
     });
 }
+
+#[test]
+fn many_sandboxes_run_many_commands() {
+    with_fake(Options::default(), async |fake| {
+        let api = Api::new(fake);
+        let work = (0..8).map(|number| {
+            let api = &api;
+            async move {
+                let sandbox = api.create(json!({})).await;
+                let work = (0..8).map(|command| {
+                    let (sandbox, text) = (&sandbox, format!("{number} {command}"));
+                    async move {
+                        let (events, is_proper) =
+                            sandbox.start(&["sh", "-c", "echo \"$1\" | tee \"/tmp/$1\"", "sh", &text]).await;
+                        assert!(is_proper);
+                        assert_eq!(stdout(&events), format!("{text}\n").as_bytes());
+                    }
+                });
+                futures::future::join_all(work).await;
+                let (_, listed) = sandbox.call("filesystem.Filesystem/ListDir", json!({ "path": "/tmp" })).await;
+                assert_eq!(listed["entries"].as_array().unwrap().len(), 8);
+                let path = format!("/sandboxes/{}", sandbox.id);
+                assert_eq!(api.ask("DELETE", &path, Value::Null).await.0, 204);
+            }
+        });
+        futures::future::join_all(work).await;
+        assert!(fake.sandboxes().all().is_empty());
+    });
+}
+
+#[test]
+fn a_pipe_blocks_nobody() {
+    with_fake(Options::default(), async |fake| {
+        let sandbox = Api::new(fake).create(json!({})).await;
+        sandbox.start(&["mkfifo", "/tmp/pipe"]).await;
+        let download = sandbox.request("GET", "/files?path=/tmp/pipe").send();
+        let _ = tokio::time::timeout(Duration::from_millis(200), download).await;
+        let (status, _) = sandbox.call("filesystem.Filesystem/Stat", json!({ "path": "/tmp/pipe" })).await;
+        assert_eq!(status, 200);
+    });
+}

@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{self, Read, SeekFrom, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -23,6 +24,8 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use super::{Call, Failed, error, filesystem::clean, upload};
 use crate::guest::user::User;
 
+/// What opening waits for nobody with.
+pub(super) const NOT_BLOCKING: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 const PIECE: usize = 64 << 10;
 
 /// What the query of a request says.
@@ -105,7 +108,8 @@ fn signature(path: &str, operation: &str, user: &str, token: &str, expiration: O
 async fn download(call: &Call, headers: &HeaderMap, path: PathBuf) -> Result<Response, Failed> {
     let opened = path.clone();
     let open = move || -> io::Result<(File, std::fs::Metadata)> {
-        let file = File::open(&opened)?;
+        // A pipe would let all other files wait.
+        let file = File::options().read(true).custom_flags(NOT_BLOCKING).open(&opened)?;
         let metadata = file.metadata()?;
         Ok((file, metadata))
     };

@@ -3,7 +3,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
-    os::unix::fs::chown,
+    os::unix::fs::{OpenOptionsExt, chown},
     path::{Path, PathBuf},
 };
 
@@ -22,6 +22,7 @@ use super::{
     Call, Failed,
     entry::{entry, set_metadata},
     error,
+    files::NOT_BLOCKING,
     filesystem::{clean, make_all},
 };
 use crate::{
@@ -239,7 +240,7 @@ fn open(path: &Path, user: User) -> Result<File, Trouble> {
         make_all(parent, user)
             .map_err(|error| Trouble::refused(500, format!("error ensuring directories: {error}")))?;
     }
-    let opened = OpenOptions::new().write(true).create(true).truncate(true).open(path);
+    let opened = OpenOptions::new().write(true).create(true).truncate(true).custom_flags(NOT_BLOCKING).open(path);
     let opened = opened.and_then(|file| {
         chown(path, Some(user.id), Some(user.id))?;
         Ok(file)

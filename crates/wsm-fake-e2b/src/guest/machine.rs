@@ -171,7 +171,11 @@ impl Inside {
         if !plan.directory.is_dir() {
             return Err(SpawnError::NoDirectory);
         }
-        self.try_spawn(plan).map_err(SpawnError::Failed)
+        // When the first process dies meanwhile, nothing can be started, for whatever reason the kernel gives.
+        self.try_spawn(plan).map_err(|error| match self.daemon.lock().try_wait() {
+            Ok(None) => SpawnError::Failed(error),
+            _ => SpawnError::Gone,
+        })
     }
 
     fn try_spawn(&self, plan: &Plan) -> io::Result<Spawned> {

@@ -42,7 +42,7 @@ impl From<Operation> for On {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// The body ends properly, for HTTP.
+    /// The body ends properly, for HTTP. Where its length was promised, that can only be `Close`.
     Eof,
     /// The connection is closed in the middle.
     Close,

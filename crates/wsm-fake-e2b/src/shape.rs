@@ -62,6 +62,9 @@ pub(crate) async fn shape(response: Response, operation: Operation, hits: &Hits,
             What::Pieces { bytes } => pieces = Box::pin(cut(pieces, (*bytes).max(1))),
             What::TruncateBytes { after, ending } => {
                 let is_streaming = operation.is_streaming();
+                // There is no proper end before the length that was promised.
+                let is_promised = parts.headers.contains_key(header::CONTENT_LENGTH);
+                let ending = if is_promised && *ending == Ending::Eof { &Ending::Close } else { ending };
                 pieces = Box::pin(truncate(pieces, *after, *ending, is_streaming, connection.clone()));
             }
             _ => {}

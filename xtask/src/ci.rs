@@ -21,7 +21,7 @@ enum Outcome {
 /// Enough to see that the targets work. Looking for something takes hours.
 const FUZZ_SECONDS: u64 = 10;
 
-const STEPS: [Step; 16] = [
+const STEPS: [Step; 17] = [
     ("setup", || setup::setup().map(|()| Outcome::Done)),
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])),
@@ -36,6 +36,12 @@ const STEPS: [Step; 16] = [
             return Ok(Outcome::Skipped("only root can start an engine for tests"));
         }
         it::docker().map(|()| Outcome::Done)
+    }),
+    ("test the stand-in for E2B", || {
+        if !it::is_root() {
+            return Ok(Outcome::Skipped("only root can enter the namespaces of its sandboxes"));
+        }
+        it::e2b().map(|()| Outcome::Done)
     }),
     ("test the gateway's program", || {
         // With all that it can be built with.

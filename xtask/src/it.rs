@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::{
-    docker, gateway,
-    run::{is_installed, output, root, run_command},
+    docker, e2b, gateway,
+    run::{command, is_installed, output, root, run_command},
 };
 
 /// A user who exists for nobody: neither in a group, nor in the list of users.
@@ -87,6 +87,13 @@ pub(crate) fn docker() -> Result<()> {
     Ok(())
 }
 
+/// The stand-in for the cloud, driven by the official SDKs.
+pub(crate) fn e2b() -> Result<()> {
+    e2b::setup()?;
+    let mut tests = command("cargo", &["test", "--package", "wsm-fake-e2b", "--locked", "--no-fail-fast"]);
+    run_command(tests.env("WSM_REQUIRE", "e2b"))
+}
+
 /// The integration tests of a crate, by name.
 fn executables(package: &str) -> Result<Vec<(String, PathBuf)>> {
     let build =
@@ -122,6 +129,7 @@ pub(crate) fn it(engine: &str) -> Result<()> {
     match engine {
         "bubblewrap" => bubblewrap().context("tests with real sandboxes"),
         "docker" => docker().context("tests with real containers"),
-        _ => anyhow::bail!("there are no tests for `{engine}`: only for `bubblewrap` and `docker`"),
+        "e2b" => e2b().context("tests with a stand-in for the cloud"),
+        _ => anyhow::bail!("there are no tests for `{engine}`: only for `bubblewrap`, `docker`, and `e2b`"),
     }
 }

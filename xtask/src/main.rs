@@ -6,6 +6,7 @@ mod bench;
 mod ci;
 mod client;
 mod docker;
+mod e2b;
 mod fuzz;
 mod gateway;
 mod it;
@@ -46,7 +47,7 @@ enum Task {
     },
     /// Tests against a real engine, in every way in which it can be run here.
     It {
-        /// Which: `bubblewrap` or `docker`.
+        /// Which: `bubblewrap`, `docker`, or `e2b`, which is a stand-in for its cloud.
         engine: String,
     },
     /// Feeds what reads bytes from outside with bytes that nobody has thought of.
@@ -72,6 +73,8 @@ enum Task {
 enum Extra {
     /// A Docker engine with the images that tests need, as root.
     Docker,
+    /// The official SDKs of E2B, which the stand-in for its cloud is driven with.
+    E2b,
     /// The MCP servers of others that the gateway is tested with.
     Mcp,
 }
@@ -81,6 +84,7 @@ fn main() -> anyhow::Result<()> {
         Task::Ci => ci::ci(),
         Task::Setup { what: None } => setup::setup(),
         Task::Setup { what: Some(Extra::Mcp) } => mcp::setup(),
+        Task::Setup { what: Some(Extra::E2b) } => e2b::setup(),
         Task::Setup { what: Some(Extra::Docker) } => docker::setup(),
         Task::Tidy => tidy::tidy(),
         Task::Bench { subject, seconds } => bench::bench(subject, std::time::Duration::from_secs(seconds)),

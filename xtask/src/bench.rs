@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     client::Client,
-    gateway,
+    docker, gateway,
     run::{command, run, run_command, target_directory},
 };
 
@@ -26,6 +26,8 @@ pub(crate) enum Subject {
     Gateway,
     /// Sandboxes, beside a bare `bwrap`.
     Bubblewrap,
+    /// Containers, beside the same ones without wsm.
+    Docker,
 }
 
 pub(crate) fn bench(subject: Subject, duration: Duration) -> Result<()> {
@@ -33,6 +35,7 @@ pub(crate) fn bench(subject: Subject, duration: Duration) -> Result<()> {
         Subject::Service => service(duration),
         Subject::Gateway => gateway(),
         Subject::Bubblewrap => bubblewrap(),
+        Subject::Docker => docker(),
     }
 }
 
@@ -51,6 +54,14 @@ fn bubblewrap() -> Result<()> {
     println!("\n# Sandboxes");
     let bench = ["bench", "--locked", "--package", "wsm-bubblewrap", "--bench", "sandbox"];
     run_command(command("cargo", &bench).env("WSM_GATEWAY", program))
+}
+
+fn docker() -> Result<()> {
+    docker::setup()?;
+    let program = gateway::gateway(false)?;
+    println!("\n# Containers");
+    let bench = ["bench", "--locked", "--package", "wsm-docker", "--bench", "container"];
+    run_command(command("cargo", &bench).env("WSM_GATEWAY", program).env("DOCKER_HOST", docker::host()))
 }
 
 fn service(duration: Duration) -> Result<()> {

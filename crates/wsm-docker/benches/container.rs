@@ -281,7 +281,12 @@ async fn closing(manager: &DockerWorkspaceManager, engine: &Docker) {
     println!("closing one:                                 {}", Spread(alone));
     println!("closing {TOGETHER} at once:                          {took:.2?} (at most {allowed:.2?})");
     // What the engine needs for the same by itself, whoever asks for it.
+    let sockets = tempfile::tempdir().unwrap();
     for number in 0..TOGETHER {
+        let directory = sockets.path().join(number.to_string());
+        std::fs::create_dir(&directory).unwrap();
+        let source = directory.to_str().unwrap().to_owned();
+        body.host_config.as_mut().unwrap().mounts.as_mut().unwrap()[1].source = Some(source);
         start_bare(engine, &body, &format!("wsm-bench-{number}")).await;
     }
     let begun = Instant::now();

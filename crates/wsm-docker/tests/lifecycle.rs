@@ -81,6 +81,47 @@ async fn two_installations_on_one_engine_have_workspaces_of_one_id() {
     assert_eq!(containers(&id).len(), 1);
 }
 
+/// What is configured anew counts for what is made anew. What there is goes on, with all that was installed in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_image_or_limit_ends_no_container() {
+    let Some(contained) = Contained::new(|config| config).await else { return };
+    let id = unique("drift");
+    let before = contained.open(&id).await;
+    before.sh("echo installed > /usr/local/kept; (sleep 1000 &) > /dev/null 2>&1").await.unwrap();
+    let container = containers(&id);
+    let config = DockerConfig::new(contained.base.path()).with_host(engine().unwrap());
+    let changed = gated(config.with_node_version("").with_memory(256 << 20), program().unwrap()).unwrap();
+    let opened = changed.open(OpenRequest::new(WorkspaceId::new(&id).unwrap())).await.unwrap();
+    assert_eq!(opened.outcome.kind, OutcomeKind::Reattached);
+    let kept = opened.workspace.sh("cat /usr/local/kept; ps -eo args | grep -c '[s]leep 1000'").await.unwrap();
+    assert_eq!(kept.stdout.to_text(), "installed\n1\n");
+    assert_eq!(containers(&id), container);
+    // Both processes let go.
+    before.suspend().await.unwrap();
+    opened.workspace.suspend().await.unwrap();
+    let fresh = changed.open(OpenRequest::new(WorkspaceId::new(&id).unwrap())).await.unwrap();
+    assert_eq!(fresh.outcome.kind, OutcomeKind::Resumed);
+    let node = fresh.workspace.sh("command -v node || echo none").await.unwrap();
+    assert_eq!(node.stdout.to_text(), "none\n", "what is made anew is made as configured");
+}
+
+/// An opening that nobody waits for any more makes a workspace that the next one finds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_opening_leaves_nothing_that_is_not_found() {
+    let Some(contained) = Contained::new(|config| config).await else { return };
+    contained.open(&unique("first")).await;
+    for pause in [0, 10, 50, 150, 400] {
+        let id = unique("dropped");
+        let opening = contained.backend.open(OpenRequest::new(WorkspaceId::new(&id).unwrap()));
+        let _ = tokio::time::timeout(Duration::from_millis(pause), opening).await;
+        let opened = contained.opened(&id).await;
+        assert_eq!(opened.workspace.sh("echo works").await.unwrap().stdout.to_text(), "works\n");
+        assert_eq!(containers(&id).len(), 1, "{pause} ms");
+        contained.backend.destroy(&WorkspaceId::new(&id).unwrap()).await.unwrap();
+        assert!(containers(&id).is_empty());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn out_of_memory_is_told() {
     let Some(contained) = Contained::new(|config| config.with_memory(64 << 20)).await else { return };

@@ -1,12 +1,19 @@
 //! The backend: opens, finds, lists and destroys workspaces that are containers.
 
-use std::{collections::HashMap, fs, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bollard::{
     models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum, NetworkCreateRequest},
     query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder},
 };
+use bytes::Bytes;
 use futures::{
     StreamExt, TryStreamExt,
     stream::{self, BoxStream},
@@ -28,11 +35,13 @@ use crate::{
     client::{Engine, LONG, SHORT, if_found},
     config::{Connect, DockerConfig, DockerNetwork},
     container::{
-        self, LABEL_ATTEMPT, LABEL_DIRECTORY, LABEL_ID, LABEL_MARK, LABEL_OWNER, Policy, TOKEN_VARIABLE, WORKDIR, name,
-        network_name,
+        self, LABEL_ATTEMPT, LABEL_BLOCKED, LABEL_DIRECTORY, LABEL_ID, LABEL_MARK, LABEL_OWNER, LABEL_REACH, Policy,
+        TOKEN_VARIABLE, WORKDIR, name, network_name,
     },
     image::{Images, Recipe},
+    metadata,
     reach::{Reach, connect},
+    refusal, user,
     workspace::{CAPABILITIES, DockerWorkspace, Live, remove},
 };
 
@@ -49,6 +58,8 @@ pub struct DockerBackend(Arc<Inner>);
 struct Inner {
     config: DockerConfig,
     engine: Engine,
+    /// What is in the file of certificates for the image.
+    ca: Option<Bytes>,
     registry: Arc<Registry<Live>>,
     images: Images,
     tasks: TaskTracker,
@@ -84,6 +95,9 @@ pub(crate) struct Seen {
     token: Option<Token>,
     /// The call that made it.
     attempt: String,
+    exit_code: Option<i64>,
+    /// What the engine calls the image that it was made from, also after that has lost its name.
+    image: String,
 }
 
 /// Asks for a container; none when there definitely is no such one.
@@ -102,7 +116,7 @@ pub(crate) async fn inspect(engine: &Engine, container: &str) -> Result<Option<S
 
 impl From<ContainerInspectResponse> for Seen {
     fn from(seen: ContainerInspectResponse) -> Self {
-        let ContainerInspectResponse { id, state, config, .. } = seen;
+        let ContainerInspectResponse { id, state, config, image, .. } = seen;
         let config = config.unwrap_or_default();
         let ContainerState { status, running, paused, oom_killed, exit_code, .. } = state.unwrap_or_default();
         let variables = config.env.unwrap_or_default();
@@ -122,6 +136,8 @@ impl From<ContainerInspectResponse> for Seen {
                 _ => Cause::Unknown,
             },
             labels,
+            exit_code,
+            image: image.unwrap_or_default(),
             token: token.and_then(Token::from_text),
         }
     }
@@ -129,14 +145,26 @@ impl From<ContainerInspectResponse> for Seen {
 
 impl DockerBackend {
     pub(crate) fn from_valid(config: DockerConfig) -> Result<Self> {
-        let engine = Engine::new(config.host.as_deref())?;
+        let engine = Engine::new(config.host.as_deref(), config.tls.as_ref())?;
+        if config.gateway_port.is_some() && !engine.is_local() {
+            let message = format!(
+                "`gateway_port` is one of the engine's machine, and the engine at {} is elsewhere: leave it out",
+                engine.host
+            );
+            return Err(Error::invalid("gateway_port", message));
+        }
+        let ca = config.ca_file.as_deref().map(read_ca_file).transpose()?;
         let instance = uuid::Uuid::new_v4().simple().to_string();
         let (registry, images, tasks, ready) = (Arc::default(), Images::default(), TaskTracker::new(), OnceCell::new());
-        Ok(Self(Arc::new(Inner { config, engine, registry, images, tasks, ready, instance })))
+        Ok(Self(Arc::new(Inner { config, engine, ca, registry, images, tasks, ready, instance })))
     }
 }
 
 impl Inner {
+    fn blocks_metadata(&self) -> bool {
+        self.config.network == DockerNetwork::Private && self.config.block_metadata
+    }
+
     async fn ready(&self) -> Result<&Ready> {
         self.ready.get_or_try_init(|| self.prepare()).await
     }
@@ -226,7 +254,11 @@ impl Inner {
             let mut tries = 0;
             loop {
                 let seen = inspect(&self.engine, &name).await?;
-                match self.revive(ready, &settled, seen, &name, &init).await {
+                let is_known = seen.as_ref().is_some_and(|seen| {
+                    let known = earlier.as_ref().map(|live| live.container.as_str());
+                    seen.is_running && known == Some(seen.container.as_str())
+                });
+                match self.revive(ready, &settled, seen, is_known, &name, &init).await {
                     Ok(revived) => return Ok(revived),
                     // Another process was faster, or removes it just now: what is there then is looked at.
                     Err(error) if is_race(&error) && tries < RACES => {
@@ -258,12 +290,14 @@ impl Inner {
         Ok((Arc::new(Live { info, engine, container, reach, token, identity, directory }), outcome))
     }
 
-    /// Makes a workspace's container run and its gateway answer, whatever state it is in.
+    /// Makes a workspace's container run and its gateway answer, whatever state it is in. `is_known` for one that runs as this
+    /// process has left it.
     async fn revive(
         &self,
         ready: &Ready,
         settled: &Settled,
         seen: Option<Seen>,
+        is_known: bool,
         name: &str,
         init: &InitProgram,
     ) -> Result<Revived> {
@@ -279,16 +313,20 @@ impl Inner {
             }
             // What shows a deleted directory is of no use, nor is what nobody can talk to.
             let shown = seen.labels.get(LABEL_DIRECTORY);
-            let token = seen.token.filter(|_| shown == Some(&settled.identity.to_string()));
+            let token = seen.token.clone().filter(|_| shown == Some(&settled.identity.to_string()));
             match token {
                 Some(token) if seen.is_running => {
                     if seen.is_paused {
                         let unpaused = self.engine.docker()?.unpause_container(&seen.container);
                         self.engine.call("unpause the container", SHORT, unpaused).await?;
                     }
-                    let reach = self.reach(ready, id, &seen.attempt);
+                    let reach = self.reach_of(ready, id, &seen);
                     match self.wait_for_answer(&seen.container, &reach, &token).await {
                         Ok(()) => {
+                            // Whoever made it may have ended before it had done so.
+                            if !is_known {
+                                self.block(ready, &seen).await?;
+                            }
                             let revival = Revival::Running;
                             return Ok(Revived { container: seen.container, token, reach, revival });
                         }
@@ -300,8 +338,9 @@ impl Inner {
                 Some(token) if seen.is_fresh || seen.has_exited => {
                     let started = self.engine.docker()?.start_container(&seen.container, None);
                     self.engine.call("start the container", LONG, started).await?;
-                    let reach = self.reach(ready, id, &seen.attempt);
+                    let reach = self.reach_of(ready, id, &seen);
                     self.wait_for_answer(&seen.container, &reach, &token).await?;
+                    self.block(ready, &seen).await?;
                     // One that another process makes at this moment was never anything else.
                     let revival = if seen.is_fresh { Revival::Running } else { Revival::Started(seen.cause) };
                     return Ok(Revived { container: seen.container, token, reach, revival });
@@ -309,7 +348,7 @@ impl Inner {
                 _ => lost = Revival::Made(Some(seen.cause)),
             }
             remove(&self.engine, &seen.container).await?;
-            self.reach(ready, id, &seen.attempt).clear().await;
+            self.reach_of(ready, id, &seen).clear().await;
         }
         let (container, token, reach) = self.make(ready, settled, name, init).await?;
         Ok(Revived { container, token, reach, revival: lost })
@@ -323,12 +362,13 @@ impl Inner {
         init: &InitProgram,
     ) -> Result<(String, Token, Reach)> {
         let id = &settled.record.id;
-        let recipe = Recipe::new(&self.config, init);
+        let recipe = Recipe::new(&self.config, self.ca.as_ref(), init);
         let lock = PathBuf::from(ready.base.path()).join(".wsm/image.lock");
         let image = self.images.ensure(&self.engine, &recipe, &lock).await?;
         let (token, attempt) = (Token::random()?, uuid::Uuid::new_v4().simple().to_string());
         let reach = self.reach(ready, id, &attempt);
         let run_directory = reach.prepare().await?;
+        let blocked = if self.blocks_metadata() { metadata::ADDRESSES } else { "" };
         let own = format!("{}:{}", geteuid().as_raw(), getegid().as_raw());
         let body = container::body(&Policy {
             config: &self.config,
@@ -338,6 +378,8 @@ impl Inner {
             directory: &ready.base.path_of(&settled.record),
             identity: &settled.identity.to_string(),
             run_directory: run_directory.as_deref(),
+            reach: &reach,
+            blocked,
             network: &ready.network,
             token: &token.to_text(),
             args: &init.args,
@@ -355,15 +397,23 @@ impl Inner {
                     self.images.forget(&recipe);
                 }
                 reach.clear().await;
-                return Err(error);
+                return Err(refusal::explain(error, &self.config));
             }
         };
         let run = async {
+            if let Some(user) = &self.config.user {
+                let own = [Some(ready.base.path_of(&settled.record)), run_directory];
+                let own = own.into_iter().flatten().map(PathBuf::from).collect();
+                user::hand_over(&self.engine, &created.id, user, own).await?;
+            }
             let started = self.engine.docker()?.start_container(&created.id, None);
             self.engine.call("start the container", LONG, started).await?;
-            self.wait_for_answer(&created.id, &reach, &token).await
+            let block = metadata::block(&self.engine, &created.id, &image, blocked, &ready.owner);
+            // Nobody is let in before both are done.
+            let (answered, blocked) = tokio::join!(self.wait_for_answer(&created.id, &reach, &token), block);
+            answered.and(blocked)
         };
-        if let Err(error) = run.await {
+        if let Err(error) = run.await.map_err(|error| refusal::explain(error, &self.config)) {
             if let Err(left) = remove(&self.engine, &created.id).await {
                 tracing::warn!(container = name, error = %left.report(), "a container that does not work is left");
             }
@@ -384,6 +434,9 @@ impl Inner {
             };
             match inspect(&self.engine, container).await? {
                 Some(seen) if seen.is_running => {}
+                Some(Seen { exit_code: Some(PORT_TAKEN), .. }) if matches!(reach, Reach::Port(_)) => {
+                    return Err(refusal::port_taken(self.config.gateway_port));
+                }
                 _ => return Err(self.explain_end(container).await),
             }
             if begun.elapsed() > ANSWER_LIMIT {
@@ -412,18 +465,27 @@ impl Inner {
         Error::new(ErrorKind::Backend, message.trim_end_matches(": ")).with_code(ENDED)
     }
 
-    /// How the gateway of a container is reached that a certain call made.
+    /// How the gateway of a container is reached that a certain call makes.
     fn reach(&self, ready: &Ready, id: &WorkspaceId, attempt: &str) -> Reach {
-        let by_socket = match self.config.connect {
-            Connect::Auto => self.engine.is_local(),
-            Connect::Socket => true,
-            Connect::Engine => false,
-        };
-        if !by_socket {
-            return Reach::Engine;
+        match (self.config.connect, self.config.gateway_port) {
+            (Connect::Auto, Some(port)) => Reach::Port(port),
+            (Connect::Auto, None) if !self.engine.is_local() => Reach::Engine,
+            (Connect::Engine, _) => Reach::Engine,
+            (Connect::Auto | Connect::Socket, _) => Reach::Socket(run_directory(ready, id, attempt)),
         }
-        let name = format!("{}-{attempt}", Encoding::hash(id.as_str()));
-        Reach::Socket(PathBuf::from(ready.base.path()).join(RUN_DIRECTORIES).join(name))
+    }
+
+    /// How the gateway of a container is reached that is there: as it was made, whatever the options say by now.
+    fn reach_of(&self, ready: &Ready, id: &WorkspaceId, seen: &Seen) -> Reach {
+        let directory = run_directory(ready, id, &seen.attempt);
+        let told = seen.labels.get(LABEL_REACH).and_then(|label| Reach::from_label(label, directory));
+        told.unwrap_or_else(|| self.reach(ready, id, &seen.attempt))
+    }
+
+    /// Blocks what a container's label says.
+    async fn block(&self, ready: &Ready, seen: &Seen) -> Result<()> {
+        let Some(addresses) = seen.labels.get(LABEL_BLOCKED) else { return Ok(()) };
+        metadata::block(&self.engine, &seen.container, &seen.image, addresses, &ready.owner).await
     }
 
     /// Which of this installation's containers run, by workspace.
@@ -448,7 +510,9 @@ const RACE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Whether an error only says that something else happened to the container meanwhile.
 fn is_race(error: &Error) -> bool {
+    // What names an option is that option's fault.
     let changed = matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) && error.code() != FOREIGN;
+    let changed = changed && error.field().is_none();
     changed || error.code() == ENDED
 }
 
@@ -457,6 +521,22 @@ const FOREIGN: &str = "foreign_container";
 
 /// The code of the error about a container that ended before it was ready.
 const ENDED: &str = "container_ended";
+
+/// The code of the exit of a gateway whose port somebody else has.
+const PORT_TAKEN: i64 = 98;
+
+fn run_directory(ready: &Ready, id: &WorkspaceId, attempt: &str) -> PathBuf {
+    let name = format!("{}-{attempt}", Encoding::hash(id.as_str()));
+    PathBuf::from(ready.base.path()).join(RUN_DIRECTORIES).join(name)
+}
+
+/// Blocks.
+fn read_ca_file(path: &Path) -> Result<Bytes> {
+    fs::read(path).map(Bytes::from).map_err(|cause| {
+        Error::invalid("ca_file", format!("`ca_file` is `{}`, which can not be read", path.display()))
+            .with_source(cause)
+    })
+}
 
 /// Where the directories of gateways' sockets are, below the basedir.
 const RUN_DIRECTORIES: &str = ".wsm/run";
@@ -595,7 +675,7 @@ impl Backend for DockerBackend {
             && seen.labels.get(LABEL_OWNER) == Some(&ready.owner)
         {
             remove(&self.0.engine, &seen.container).await?;
-            self.0.reach(ready, id, &seen.attempt).clear().await;
+            self.0.reach_of(ready, id, &seen).clear().await;
         }
         if let Some(live) = self.0.registry.get(id) {
             self.0.registry.remove(id, &live);
@@ -620,6 +700,9 @@ impl Backend for DockerBackend {
                 "the base image `{base_image}` is not there: it is fetched at the first opening"
             )),
         };
+        if !matches!(self.0.config.network, DockerNetwork::None) && !self.0.blocks_metadata() && engine.is_local() {
+            probe = metadata::warn_if_served(probe).await;
+        }
         Ok(probe)
     }
 

@@ -125,7 +125,7 @@ impl Engine {
     /// be reached, and else `backend`.
     pub(crate) fn error(&self, what: &str, error: EngineError) -> Error {
         let EngineError::DockerResponseServerError { status_code, message } = &error else {
-            if let Some(explained) = tls::explain(&error, &self.host) {
+            if let Some(explained) = tls::explain(&error, &self.host, self.tls.as_deref()) {
                 return explained;
             }
             let reached = format!("the engine at {} can not be reached to {what}: is it running?", self.host);

@@ -167,19 +167,23 @@ pub(crate) fn connect(authority: &str, config: &ClientConfig) -> Result<Docker, 
 }
 
 /// What is wrong with TLS to this engine, if that is why a call failed.
-pub(crate) fn explain(error: &(dyn StdError + 'static), host: &str) -> Option<Error> {
+pub(crate) fn explain(error: &(dyn StdError + 'static), host: &str, config: Option<&ClientConfig>) -> Option<Error> {
     use rustls::{AlertDescription as Alert, CertificateError as Certificate, Error as Tls};
 
     let cause = find(error)?;
+    let has_certificate = config.is_some_and(|config| config.client_auth_cert_resolver.has_certs());
     let problem = match cause {
-        Tls::InvalidCertificate(Certificate::UnknownIssuer) => {
+        Tls::InvalidCertificate(Certificate::UnknownIssuer | Certificate::BadSignature) => {
             "shows a certificate that nobody vouches for who is trusted: is `tls.ca` the right file?".to_owned()
         }
         Tls::InvalidCertificate(Certificate::NotValidForName | Certificate::NotValidForNameContext { .. }) => {
             "shows a certificate for another name: give in `host` one that its certificate holds".to_owned()
         }
         Tls::InvalidCertificate(problem) => format!("shows a certificate that can not be trusted: {problem}"),
-        Tls::AlertReceived(Alert::CertificateRequired | Alert::HandshakeFailure) => {
+        // Older engines call a bad one what is none.
+        Tls::AlertReceived(Alert::CertificateRequired | Alert::HandshakeFailure | Alert::BadCertificate)
+            if !has_certificate =>
+        {
             "asks for a certificate of this side: give `tls.cert` and `tls.key`".to_owned()
         }
         Tls::AlertReceived(

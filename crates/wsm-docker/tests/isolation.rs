@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::{net::TcpListener, process::Command as Program};
+use std::{net::TcpListener, process::Command as Program, time::Duration};
 
 use common::{Contained, containers, docker, docker_says, engine, gated, program, unique};
 use wsm_core::{Backend, OpenRequest, OutcomeKind, WorkspaceExt, WorkspaceId};
@@ -88,7 +88,7 @@ struct Metadata {
 
 impl Metadata {
     /// None when this is not root's machine, or has such a service already.
-    fn serve(addresses: &[&str]) -> Option<Self> {
+    async fn serve(addresses: &[&str]) -> Option<Self> {
         let mut served = Self { added: Vec::new(), _listeners: Vec::new() };
         for address in addresses {
             let length = if address.contains(':') { 128 } else { 32 };
@@ -99,12 +99,14 @@ impl Metadata {
             }
             served.added.push(added);
             // A new address of the sixth version is not usable before it is known to be unique.
-            let listener = (0..50).find_map(|_| {
-                TcpListener::bind((*address, 80)).ok().or_else(|| {
-                    std::thread::sleep(std::time::Duration::from_millis(50));
-                    None
-                })
-            });
+            let mut listener = None;
+            for _ in 0..50 {
+                listener = TcpListener::bind((*address, 80)).ok();
+                if listener.is_some() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
             served._listeners.push(listener?);
         }
         Some(served)
@@ -124,7 +126,7 @@ const METADATA: [&str; 3] = ["169.254.169.254", "100.100.100.200", "fd00:ec2::25
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_services_are_not_reached_from_the_private_network() {
     let Some(contained) = Contained::new(|config| config).await else { return };
-    let served = Metadata::serve(&METADATA);
+    let served = Metadata::serve(&METADATA).await;
     if served.is_none() {
         println!("skipped in part: only root can have a metadata service here, so that none is there to be blocked");
     }

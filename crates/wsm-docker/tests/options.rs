@@ -143,10 +143,12 @@ async fn an_ordinary_user_leaves_nothing_of_roots() {
     let socket = host.strip_prefix("unix://").unwrap().to_owned();
     let listener = tokio::net::UnixListener::bind(at("engine.sock")).unwrap();
     fs::set_permissions(at("engine.sock"), fs::Permissions::from_mode(0o666)).unwrap();
-    let forwarding = tokio::spawn(async move {
+    let mut forwarding = tokio::task::JoinSet::new();
+    forwarding.spawn(async move {
+        let mut connections = tokio::task::JoinSet::new();
         while let Ok((mut near, _)) = listener.accept().await {
             let mut far = tokio::net::UnixStream::connect(&socket).await.unwrap();
-            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut near, &mut far).await });
+            connections.spawn(async move { tokio::io::copy_bidirectional(&mut near, &mut far).await });
         }
     });
     let mut service = Program::new("setpriv");
@@ -159,7 +161,7 @@ async fn an_ordinary_user_leaves_nothing_of_roots() {
         .env("WSM_GATEWAY", at("gateway"));
     service.env(ENGINE_HOST, format!("unix://{}", at("engine.sock").display())).env("HOME", at("base"));
     let ran = tokio::task::spawn_blocking(move || service.output().unwrap()).await.unwrap();
-    forwarding.abort();
+    forwarding.shutdown().await;
     common::tidy_up(&at("base"));
     let said = String::from_utf8_lossy(&ran.stdout).into_owned();
     assert!(ran.status.success() && said.contains("\ndone"), "{said}{}", String::from_utf8_lossy(&ran.stderr));
@@ -381,7 +383,7 @@ async fn over_a_port_only_whoever_knows_the_token_comes_in() {
     opened.workspace.suspend().await.unwrap();
     // Somebody who listens there and never says anything is not waited for.
     let _silent = TcpListener::bind(("127.0.0.1", port)).unwrap();
-    let begun = std::time::Instant::now();
+    let begun = tokio::time::Instant::now();
     let error = refused(&contained, &second).await;
     assert_eq!((error.kind(), error.field()), (ErrorKind::Conflict, Some("gateway_port")), "{error}");
     assert!(begun.elapsed().as_secs() < 15, "{:?}", begun.elapsed());

@@ -9,10 +9,11 @@ use std::{
     io::{BufRead, BufReader, Write},
     net::{Ipv4Addr, TcpListener},
     process::Command as Program,
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use common::{Contained, containers, docker, docker_says, engine, gated, program, unique};
+use parking_lot::Mutex;
 use wsm_core::{Backend, ErrorKind, OpenRequest, WorkspaceExt, WorkspaceId};
 use wsm_docker::{DockerConfig, DockerNetwork};
 
@@ -48,7 +49,7 @@ fn serve_index(wheel: Vec<u8>) -> (u16, Arc<Mutex<Vec<String>>>) {
                 Some(line) if line.contains(WHEEL_NAME) => ("200 OK", "application/zip", wheel.clone()),
                 _ => ("404 Not Found", "text/plain", Vec::new()),
             };
-            all.lock().unwrap().push(head.join("\n"));
+            all.lock().push(head.join("\n"));
             let length = body.len();
             let answer = format!(
                 "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
@@ -98,7 +99,7 @@ async fn the_index_of_the_environment_is_used_and_not_shown() {
     service.env("PIP_INDEX_URL", format!("http://wsm:{PASSWORD}@127.0.0.1:{port}/simple"));
     service.env("PIP_RETRIES", "1").env("NO_PROXY", "127.0.0.1");
     let ran = tokio::task::spawn_blocking(move || service.output().unwrap()).await.unwrap();
-    let heads = asked.lock().unwrap().join("\n\n");
+    let heads = asked.lock().join("\n\n");
     assert!(
         ran.status.success(),
         "{}{}\n{heads}",

@@ -39,7 +39,7 @@ use crate::{
         TOKEN_VARIABLE, WORKDIR, name, network_name,
     },
     image::{Images, Recipe},
-    metadata,
+    metadata::{self, Blocker},
     reach::{Reach, connect},
     refusal, user,
     workspace::{CAPABILITIES, DockerWorkspace, Live, remove},
@@ -407,9 +407,21 @@ impl Inner {
                 user::hand_over(&self.engine, &created.id, user, own).await?;
             }
             let started = self.engine.docker()?.start_container(&created.id, None);
-            self.engine.call("start the container", LONG, started).await?;
-            let block = metadata::block(&self.engine, &created.id, &image, blocked, &ready.owner);
-            // Nobody is let in before both are done.
+            let started = self.engine.call("start the container", LONG, started);
+            let blocker = Blocker::prepare(&self.engine, &created.id, &image, blocked, &ready.owner);
+            // Nobody is let in before all of it is done, and much of it can be done at once.
+            let (started, blocker) = tokio::join!(started, blocker);
+            if let Err(error) = started {
+                blocker.into_iter().flatten().for_each(|blocker| blocker.discard(&self.engine, &self.tasks));
+                return Err(error);
+            }
+            let blocker = blocker?;
+            let block = async {
+                match blocker {
+                    Some(blocker) => blocker.run(&self.engine, &self.tasks).await,
+                    None => Ok(()),
+                }
+            };
             let (answered, blocked) = tokio::join!(self.wait_for_answer(&created.id, &reach, &token), block);
             answered.and(blocked)
         };
@@ -485,7 +497,10 @@ impl Inner {
     /// Blocks what a container's label says.
     async fn block(&self, ready: &Ready, seen: &Seen) -> Result<()> {
         let Some(addresses) = seen.labels.get(LABEL_BLOCKED) else { return Ok(()) };
-        metadata::block(&self.engine, &seen.container, &seen.image, addresses, &ready.owner).await
+        match Blocker::prepare(&self.engine, &seen.container, &seen.image, addresses, &ready.owner).await? {
+            Some(blocker) => blocker.run(&self.engine, &self.tasks).await,
+            None => Ok(()),
+        }
     }
 
     /// Which of this installation's containers run, by workspace.

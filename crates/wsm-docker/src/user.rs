@@ -30,9 +30,20 @@ const MOST_BYTES: u64 = 1 << 20;
 pub(crate) async fn hand_over(engine: &Engine, container: &str, user: &str, directories: Vec<PathBuf>) -> Result<()> {
     // Whom the image does not know, the engine refuses at the start.
     let Some((uid, gid)) = resolve(engine, container, user).await? else { return Ok(()) };
-    // Root needs none of that.
-    if uid == 0 || uid == geteuid().as_raw() {
+    if uid == geteuid().as_raw() {
         return Ok(());
+    }
+    if uid == 0 {
+        // Root needs none of that, but others could never remove what it leaves. Without root, it is the service's own user.
+        return match is_rootless(engine).await? {
+            true => Ok(()),
+            false => Err(Error::invalid(
+                "user",
+                format!(
+                    "`user` is `{user}`, whose files this service could not remove: leave it out, or run it as root"
+                ),
+            )),
+        };
     }
     let user = user.to_owned();
     blocking(move || {
@@ -55,6 +66,11 @@ pub(crate) async fn hand_over(engine: &Engine, container: &str, user: &str, dire
         Ok(())
     })
     .await
+}
+
+async fn is_rootless(engine: &Engine) -> Result<bool> {
+    let info = engine.call("tell how it runs", SHORT, engine.docker()?.info()).await?;
+    Ok(info.security_options.unwrap_or_default().iter().any(|option| option == "name=rootless"))
 }
 
 /// Numbers for `user`, `user:group`, or either as a number; none when the image does not know them.

@@ -179,6 +179,12 @@ async fn metadata_services_are_not_reached_from_the_private_network() {
     // The rest of the outside is as it was, and so are the helpers gone.
     let owner = std::fs::read_to_string(contained.base.path().join(".wsm/installation")).unwrap();
     let filter = format!("label=wsm.owner={owner}");
-    let left = docker_says(&["ps", "--all", "--format", "{{.Names}}", "--filter", &filter]);
-    assert!(left.lines().all(|name| name.starts_with("wsm_")), "{left}");
+    for look in 0.. {
+        let left = docker_says(&["ps", "--all", "--format", "{{.Names}}", "--filter", &filter]);
+        if left.lines().all(|name| name.starts_with("wsm_")) {
+            break;
+        }
+        assert!(look < 50, "{left}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }

@@ -102,10 +102,12 @@ async fn a_service_of_an_ordinary_user() {
     assert_eq!(opened.workspace.sh("cat d/f").await.unwrap().stdout.to_text(), "theirs\n");
     assert_owned_by(base, ORDINARY);
 
-    let other = gated(config(Some("23456")), program().unwrap()).unwrap();
-    let stranger = WorkspaceId::new(format!("{}-other", id.as_str())).unwrap();
-    let error = other.open(OpenRequest::new(stranger.clone())).await.unwrap_err();
-    assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidInput, Some("user")), "{error}");
+    // Neither somebody else's files nor root's could ever be removed.
+    for user in ["23456", "root"] {
+        let other = gated(config(Some(user)), program().unwrap()).unwrap();
+        let error = other.open(request(&format!("{}-{user}", id.as_str()))).await.unwrap_err();
+        assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidInput, Some("user")), "{error}");
+    }
     backend.destroy(&id).await.unwrap();
     assert!(!base.join(id.as_str()).exists());
     println!("\ndone");

@@ -547,10 +547,14 @@ fn run_directory(ready: &Ready, id: &WorkspaceId, attempt: &str) -> PathBuf {
 
 /// Blocks.
 fn read_ca_file(path: &Path) -> Result<Bytes> {
-    fs::read(path).map(Bytes::from).map_err(|cause| {
-        Error::invalid("ca_file", format!("`ca_file` is `{}`, which can not be read", path.display()))
-            .with_source(cause)
-    })
+    let unfit =
+        |problem: &str| Error::invalid("ca_file", format!("`ca_file` is `{}`, which {problem}", path.display()));
+    let content = fs::read(path).map_err(|cause| unfit("can not be read").with_source(cause))?;
+    // Whoever could not use it would say so in many ways, and only later.
+    match String::from_utf8_lossy(&content).contains("-----BEGIN CERTIFICATE-----") {
+        true => Ok(Bytes::from(content)),
+        false => Err(unfit("holds no certificate in PEM")),
+    }
 }
 
 /// Where the directories of gateways' sockets are, below the basedir.

@@ -431,6 +431,7 @@ mod tests {
             ),
             (base().with_build_network("a b"), "build_network"),
             (base().with_ca_file("/no/such/file"), "ca_file"),
+            (base().with_ca_file("/dev/null"), "ca_file"),
             (base().with_host("tcp://192.0.2.1").with_tls(TlsFiles::default().with_ca("/no/such/file")), "tls"),
             (DockerConfig { cpus: Some(0.0), ..base() }, "cpus"),
             (DockerConfig { pids: Some(1), ..base() }, "pids"),

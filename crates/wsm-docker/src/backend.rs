@@ -2,7 +2,9 @@
 
 use std::{
     collections::HashMap,
-    fs, io,
+    fs,
+    future::ready,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -96,6 +98,8 @@ pub(crate) struct Seen {
     /// The call that made it.
     attempt: String,
     exit_code: Option<i64>,
+    /// When it was last started, as the engine writes it.
+    pub(crate) started_at: String,
     /// What the engine calls the image that it was made from, also after that has lost its name.
     image: String,
 }
@@ -118,7 +122,8 @@ impl From<ContainerInspectResponse> for Seen {
     fn from(seen: ContainerInspectResponse) -> Self {
         let ContainerInspectResponse { id, state, config, image, .. } = seen;
         let config = config.unwrap_or_default();
-        let ContainerState { status, running, paused, oom_killed, exit_code, .. } = state.unwrap_or_default();
+        let ContainerState { status, running, paused, oom_killed, exit_code, started_at, .. } =
+            state.unwrap_or_default();
         let variables = config.env.unwrap_or_default();
         let token = variables.iter().find_map(|variable| variable.strip_prefix(TOKEN_VARIABLE)?.strip_prefix('='));
         let labels = config.labels.unwrap_or_default();
@@ -137,6 +142,7 @@ impl From<ContainerInspectResponse> for Seen {
             },
             labels,
             exit_code,
+            started_at: started_at.unwrap_or_default(),
             image: image.unwrap_or_default(),
             token: token.and_then(Token::from_text),
         }
@@ -254,11 +260,7 @@ impl Inner {
             let mut tries = 0;
             loop {
                 let seen = inspect(&self.engine, &name).await?;
-                let is_known = seen.as_ref().is_some_and(|seen| {
-                    let known = earlier.as_ref().map(|live| live.container.as_str());
-                    seen.is_running && known == Some(seen.container.as_str())
-                });
-                match self.revive(ready, &settled, seen, is_known, &name, &init).await {
+                match self.revive(ready, &settled, seen, &name, &init).await {
                     Ok(revived) => return Ok(revived),
                     // Another process was faster, or removes it just now: what is there then is looked at.
                     Err(error) if is_race(&error) && tries < RACES => {
@@ -280,24 +282,26 @@ impl Inner {
             }
         };
         let outcome = outcome(settled.arrival, revival);
-        if let Some(live) = earlier.filter(|live| live.container == container && live.identity == settled.identity) {
+        let started_at = inspect(&self.engine, &container).await?.map(|seen| seen.started_at).unwrap_or_default();
+        let is_same = |live: &Arc<Live>| {
+            live.container == container && live.identity == settled.identity && live.started_at == started_at
+        };
+        if let Some(live) = earlier.filter(is_same) {
             return Ok((live, outcome));
         }
         let directory = ready.base.directory(&settled);
         let Settled { record, identity, .. } = settled;
         let info = WorkspaceInfo::new(record.id, KIND, WORKDIR).with_generation(record.generation);
         let engine = self.engine.clone();
-        Ok((Arc::new(Live { info, engine, container, reach, token, identity, directory }), outcome))
+        Ok((Arc::new(Live { info, engine, container, started_at, reach, token, identity, directory }), outcome))
     }
 
-    /// Makes a workspace's container run and its gateway answer, whatever state it is in. `is_known` for one that runs as this
-    /// process has left it.
+    /// Makes a workspace's container run and its gateway answer, whatever state it is in.
     async fn revive(
         &self,
         ready: &Ready,
         settled: &Settled,
         seen: Option<Seen>,
-        is_known: bool,
         name: &str,
         init: &InitProgram,
     ) -> Result<Revived> {
@@ -323,10 +327,8 @@ impl Inner {
                     let reach = self.reach_of(ready, id, &seen);
                     match self.wait_for_answer(&seen.container, &reach, &token).await {
                         Ok(()) => {
-                            // Whoever made it may have ended before it had done so.
-                            if !is_known {
-                                self.block(ready, &seen).await?;
-                            }
+                            // Whoever made it may have ended before it had done so, or somebody else has started it again.
+                            self.block(ready, &seen).await?;
                             let revival = Revival::Running;
                             return Ok(Revived { container: seen.container, token, reach, revival });
                         }
@@ -468,7 +470,8 @@ impl Inner {
             Ok(docker) => {
                 let logs = docker
                     .logs(container, Some(options))
-                    .filter_map(async |line| Some(String::from_utf8_lossy(&line.ok()?.into_bytes()).into_owned()));
+                    .filter_map(|line| ready(line.ok()))
+                    .map(|line| String::from_utf8_lossy(&line.into_bytes()).into_owned());
                 logs.collect().await
             }
             Err(_) => Vec::new(),

@@ -43,6 +43,8 @@ pub(crate) struct Live {
     pub(crate) engine: Engine,
     /// The engine's id of the container, which no other one ever has.
     pub(crate) container: String,
+    /// When it was started, as the engine writes it.
+    pub(crate) started_at: String,
     pub(crate) reach: Reach,
     pub(crate) token: Token,
     /// Which directory it has.
@@ -64,6 +66,8 @@ impl Live {
         match inspect(&self.engine, &self.container).await? {
             None => return Ok(Some(Cause::Killed)),
             Some(Seen { is_running: false, cause, .. }) => return Ok(Some(cause)),
+            // Somebody else has started it again, and nothing is blocked in its new network.
+            Some(Seen { started_at, .. }) if started_at != self.started_at => return Ok(Some(Cause::Killed)),
             Some(_) => {}
         }
         let live = Arc::clone(self);
@@ -193,15 +197,15 @@ impl Workspace for DockerWorkspace {
         self.check()?;
         let Endpoint::Init = endpoint else { return Err(Error::unsupported("connect")) };
         let Live { engine, container, reach, token, .. } = &*self.live;
-        match connect(engine, container, reach, token).await {
-            Ok(channel) => Ok(Connection::Bytes(channel)),
-            Err(error) => match self.live.death().await? {
-                Some(_) => {
-                    let message = "the container has ended: ask for the workspace again";
-                    Err(Error::new(ErrorKind::Gone, message).with_source(error))
-                }
-                None => Err(error),
-            },
+        let connected = connect(engine, container, reach, token).await;
+        // Also when it answers: it may not be what it was.
+        match (connected, self.live.death().await?) {
+            (Ok(channel), None) => Ok(Connection::Bytes(channel)),
+            (Err(error), None) => Err(error),
+            (connected, Some(_)) => {
+                let gone = Error::new(ErrorKind::Gone, "the container has ended: ask for the workspace again");
+                Err(connected.err().map_or(gone.clone(), |error| gone.with_source(error)))
+            }
         }
     }
 

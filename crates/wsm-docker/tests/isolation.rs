@@ -7,7 +7,7 @@ mod common;
 use std::{net::TcpListener, process::Command as Program, time::Duration};
 
 use common::{Contained, containers, docker, docker_says, engine, gated, program, unique};
-use wsm_core::{Backend, OpenRequest, OutcomeKind, WorkspaceExt, WorkspaceId};
+use wsm_core::{Backend, Health, OpenRequest, OutcomeKind, WorkspaceExt, WorkspaceId};
 use wsm_docker::{DockerConfig, DockerNetwork};
 
 /// Whether a command can connect to an address, as Python tells.
@@ -169,11 +169,20 @@ async fn metadata_services_are_not_reached_from_the_private_network() {
     let opened = contained.opened(&id).await;
     assert_eq!(opened.outcome.kind, OutcomeKind::Resumed);
     assert_blocked(&*opened.workspace).await;
+    // in one that somebody else has started again, which nobody is let into before,
+    let restart = || assert!(docker(&["restart", "--time", "0", &containers(&id)[0]]).status.success());
+    restart();
+    assert!(matches!(opened.workspace.health().await.unwrap(), Health::Dead(_)));
+    let error = opened.workspace.sh("true").await.map(|ran| ran.status);
+    assert!(!matches!(&error, Ok(status) if status.success()), "{error:?}");
+    let opened = contained.opened(&id).await;
+    assert_eq!(opened.outcome.kind, OutcomeKind::Reattached);
+    assert_blocked(&*opened.workspace).await;
     // and in one whose service ended before it had come so far.
-    assert!(docker(&["restart", "--time", "0", &containers(&id)[0]]).status.success());
+    restart();
     let after = DockerConfig::new(contained.base.path()).with_host(engine().unwrap());
-    let opened = gated(after, program().unwrap()).unwrap().open(OpenRequest::new(WorkspaceId::new(&id).unwrap())).await;
-    let opened = opened.unwrap();
+    let after = gated(after, program().unwrap()).unwrap();
+    let opened = after.open(OpenRequest::new(WorkspaceId::new(&id).unwrap())).await.unwrap();
     assert_eq!(opened.outcome.kind, OutcomeKind::Reattached);
     assert_blocked(&*opened.workspace).await;
     // The rest of the outside is as it was, and so are the helpers gone.

@@ -268,4 +268,23 @@ mod tests {
         assert_ne!(prewarm("prewarm = { size = 3, max_creating = 9 }"), prewarm("prewarm = { size = 3 }"));
         assert_eq!(prewarm("prewarm = { size = 0 }"), None);
     }
+
+    #[cfg(feature = "docker")]
+    #[test]
+    fn every_option_of_docker_is_a_key() {
+        let docker = BACKENDS.iter().find(|backend| backend.name == "docker").unwrap();
+        for option in [
+            "gateway_port = 9000",
+            "tls = { ca = '/ca.pem', cert = '/cert.pem', key = '/key.pem' }",
+            "ca_file = '/ca.pem'",
+            "build_network = 'host'",
+            "block_metadata = false",
+        ] {
+            let options: Table = option.parse().unwrap();
+            assert!(options.keys().all(|key| docker.option_keys().contains(&key.as_str())), "{option}");
+            assert_eq!(docker.check(&options), Ok(()), "{option}");
+        }
+        assert!(docker.check(&"tls = { cacert = '/x' }".parse().unwrap()).unwrap_err().contains("`cacert`"));
+        assert!(docker.check(&"gateway_port = 70000".parse().unwrap()).is_err());
+    }
 }

@@ -2,7 +2,9 @@
 
 use std::{
     collections::HashMap,
-    fs, io,
+    fs,
+    future::ready,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -13,6 +15,7 @@ use bollard::{
     models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum, ContainerSummaryStateEnum},
     query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder},
 };
+use bytes::Bytes;
 use futures::{
     StreamExt, TryStreamExt,
     stream::{self, BoxStream},
@@ -37,15 +40,16 @@ use crate::{
     client::{Engine, LONG, SHORT, if_found},
     config::{Connect, DockerConfig, DockerNetwork},
     container::{
-        self, LABEL_ATTEMPT, LABEL_DIRECTORY, LABEL_ID, LABEL_OWNER, Policy, TOKEN_VARIABLE, WORKDIR, name,
-        network_name,
+        self, LABEL_ATTEMPT, LABEL_BLOCKED, LABEL_DIRECTORY, LABEL_ID, LABEL_OWNER, LABEL_REACH, Policy,
+        TOKEN_VARIABLE, WORKDIR, name, network_name,
     },
     hold::{self, Hold},
     image::{self, Images, Recipe},
     leftovers::{House, sweep_holds},
+    metadata::{self, Blocker},
     network,
     reach::{Reach, connect},
-    restart,
+    refusal, restart, user,
     workspace::{Live, remove},
 };
 
@@ -62,6 +66,8 @@ pub struct DockerBackend(Arc<Inner>);
 struct Inner {
     config: DockerConfig,
     engine: Engine,
+    /// What is in the file of certificates for the image.
+    ca: Option<Bytes>,
     registry: Arc<Registry<Live>>,
     images: Images,
     tasks: TaskTracker,
@@ -110,6 +116,11 @@ pub(crate) struct Seen {
     token: Option<Token>,
     /// The call that made it.
     attempt: String,
+    exit_code: Option<i64>,
+    /// When it was last started, as the engine writes it.
+    pub(crate) started_at: String,
+    /// What the engine calls the image that it was made from, also after that has lost its name.
+    image: String,
 }
 
 /// Asks for a container; none when there definitely is no such one.
@@ -138,9 +149,9 @@ pub(crate) async fn inspect(engine: &Engine, container: &str) -> Result<Option<S
 
 impl From<ContainerInspectResponse> for Seen {
     fn from(seen: ContainerInspectResponse) -> Self {
-        let ContainerInspectResponse { id, state, config, .. } = seen;
+        let ContainerInspectResponse { id, state, config, image, .. } = seen;
         let config = config.unwrap_or_default();
-        let ContainerState { status, running, paused, oom_killed, exit_code, finished_at, .. } =
+        let ContainerState { status, running, paused, oom_killed, exit_code, started_at, finished_at, .. } =
             state.unwrap_or_default();
         let variables = config.env.unwrap_or_default();
         let token = variables.iter().find_map(|variable| variable.strip_prefix(TOKEN_VARIABLE)?.strip_prefix('='));
@@ -163,6 +174,9 @@ impl From<ContainerInspectResponse> for Seen {
             },
             ended_at: finished_at.and_then(|text| humantime::parse_rfc3339(&text).ok()),
             labels,
+            exit_code,
+            started_at: started_at.unwrap_or_default(),
+            image: image.unwrap_or_default(),
             token: token.and_then(Token::from_text),
         }
     }
@@ -170,14 +184,26 @@ impl From<ContainerInspectResponse> for Seen {
 
 impl DockerBackend {
     pub(crate) fn from_valid(config: DockerConfig) -> Result<Self> {
-        let engine = Engine::new(config.host.as_deref())?;
+        let engine = Engine::new(config.host.as_deref(), config.tls.as_ref())?;
+        if config.gateway_port.is_some() && !engine.is_local() {
+            let message = format!(
+                "`gateway_port` is one of the engine's machine, and the engine at {} is elsewhere: leave it out",
+                engine.host
+            );
+            return Err(Error::invalid("gateway_port", message));
+        }
+        let ca = config.ca_file.as_deref().map(read_ca_file).transpose()?;
         let instance = uuid::Uuid::new_v4().simple().to_string();
         let (registry, images, tasks, ready) = (Arc::default(), Images::default(), TaskTracker::new(), OnceCell::new());
-        Ok(Self(Arc::new(Inner { config, engine, registry, images, tasks, ready, instance })))
+        Ok(Self(Arc::new(Inner { config, engine, ca, registry, images, tasks, ready, instance })))
     }
 }
 
 impl Inner {
+    fn blocks_metadata(&self) -> bool {
+        self.config.network == DockerNetwork::Private && self.config.block_metadata
+    }
+
     async fn ready(&self) -> Result<&Ready> {
         self.ready.get_or_try_init(|| self.prepare()).await
     }
@@ -269,14 +295,18 @@ impl Inner {
             }
         };
         let outcome = outcome(settled.arrival, revival);
-        if let Some(live) = earlier.filter(|live| live.container == container && live.identity == settled.identity) {
+        let started_at = inspect(&self.engine, &container).await?.map(|seen| seen.started_at).unwrap_or_default();
+        let is_same = |live: &Arc<Live>| {
+            live.container == container && live.identity == settled.identity && live.started_at == started_at
+        };
+        if let Some(live) = earlier.filter(is_same) {
             return Ok((live, outcome));
         }
         let directory = ready.base.directory(&settled);
         let Settled { record, identity, .. } = settled;
         let info = WorkspaceInfo::new(record.id, KIND, WORKDIR).with_generation(record.generation);
         let engine = self.engine.clone();
-        Ok((Arc::new(Live { info, engine, container, reach, token, identity, directory, hold }), outcome))
+        Ok((Arc::new(Live { info, engine, container, started_at, reach, token, identity, directory, hold }), outcome))
     }
 
     /// Has the workspace for this process too, and waits until no other one puts it away any more.
@@ -293,7 +323,7 @@ impl Inner {
 
     /// Makes again what somebody has removed that containers are made with.
     async fn mend(&self, ready: &Ready, init: &InitProgram) -> Result<()> {
-        self.images.forget(&Recipe::new(&self.config, init));
+        self.images.forget(&Recipe::new(&self.config, self.ca.as_ref(), init));
         self.ensure_network(ready).await
     }
 
@@ -318,16 +348,18 @@ impl Inner {
             }
             // What shows a deleted directory is of no use, nor is what nobody can talk to.
             let shown = seen.labels.get(LABEL_DIRECTORY);
-            let token = seen.token.filter(|_| shown == Some(&settled.identity.to_string()));
+            let token = seen.token.clone().filter(|_| shown == Some(&settled.identity.to_string()));
             match token {
                 Some(token) if seen.is_running => {
                     if seen.is_paused {
                         let unpaused = self.engine.docker()?.unpause_container(&seen.container);
                         self.engine.call("unpause the container", SHORT, unpaused).await?;
                     }
-                    let reach = self.reach(ready, id, &seen.attempt);
+                    let reach = self.reach_of(ready, id, &seen);
                     match self.wait_for_answer(&seen.container, &reach, &token).await {
                         Ok(()) => {
+                            // Whoever made it may have ended before it had done so, or somebody else has started it again.
+                            self.block(ready, &seen).await?;
                             let revival = Revival::Running;
                             return Ok(Revived { container: seen.container, token, reach, revival });
                         }
@@ -337,13 +369,14 @@ impl Inner {
                     }
                 }
                 Some(token) if seen.is_fresh || seen.has_exited => {
-                    let reach = self.reach(ready, id, &seen.attempt);
+                    let reach = self.reach_of(ready, id, &seen);
                     // Whoever cleans up may have removed the directory while the container did not run.
                     reach.prepare().await?;
                     let started = self.engine.docker()?.start_container(&seen.container, None);
                     match self.engine.call("start the container", LONG, started).await {
                         Ok(()) => {
                             self.wait_for_answer(&seen.container, &reach, &token).await?;
+                            self.block(ready, &seen).await?;
                             // One that another process makes at this moment was never anything else.
                             let revival = if seen.is_fresh { Revival::Running } else { Revival::Started(seen.cause) };
                             return Ok(Revived { container: seen.container, token, reach, revival });
@@ -359,7 +392,7 @@ impl Inner {
                 _ => lost = Revival::Made(Some(seen.cause)),
             }
             remove(&self.engine, &seen.container).await?;
-            self.reach(ready, id, &seen.attempt).clear().await;
+            self.reach_of(ready, id, &seen).clear().await;
         }
         let (container, token, reach) = self.make(ready, settled, name, asked).await?;
         Ok(Revived { container, token, reach, revival: lost })
@@ -373,13 +406,14 @@ impl Inner {
         asked: &Asked,
     ) -> Result<(String, Token, Reach)> {
         let id = &settled.record.id;
-        let recipe = Recipe::new(&self.config, &asked.init);
+        let recipe = Recipe::new(&self.config, self.ca.as_ref(), &asked.init);
         let wanted = image::Wanted { owner: &ready.owner, progress: &asked.progress };
         let image = self.images.ensure(&self.engine, &recipe, &ready.internal("image"), wanted).await?;
         self.ensure_network(ready).await?;
         let (token, attempt) = (Token::random()?, uuid::Uuid::new_v4().simple().to_string());
         let reach = self.reach(ready, id, &attempt);
         let run_directory = reach.prepare().await?;
+        let blocked = if self.blocks_metadata() { metadata::ADDRESSES } else { "" };
         let own = format!("{}:{}", geteuid().as_raw(), getegid().as_raw());
         let body = container::body(&Policy {
             config: &self.config,
@@ -390,6 +424,8 @@ impl Inner {
             directory: &ready.base.path_of(&settled.record),
             identity: &settled.identity.to_string(),
             run_directory: run_directory.as_deref(),
+            reach: &reach,
+            blocked,
             network: &ready.network,
             token: &token.to_text(),
             args: &asked.init.args,
@@ -403,15 +439,35 @@ impl Inner {
             Ok(created) => created,
             Err(error) => {
                 reach.clear().await;
-                return Err(error);
+                return Err(refusal::explain(error, &self.config));
             }
         };
         let run = async {
+            if let Some(user) = &self.config.user {
+                let own = [Some(ready.base.path_of(&settled.record)), run_directory];
+                let own = own.into_iter().flatten().map(PathBuf::from).collect();
+                user::hand_over(&self.engine, &created.id, user, own).await?;
+            }
             let started = self.engine.docker()?.start_container(&created.id, None);
-            self.engine.call("start the container", LONG, started).await?;
-            self.wait_for_answer(&created.id, &reach, &token).await
+            let started = self.engine.call("start the container", LONG, started);
+            let blocker = Blocker::prepare(&self.engine, &created.id, &image.tag, blocked, &ready.owner);
+            // Nobody is let in before all of it is done, and much of it can be done at once.
+            let (started, blocker) = tokio::join!(started, blocker);
+            if let Err(error) = started {
+                blocker.into_iter().flatten().for_each(|blocker| blocker.discard(&self.engine, &self.tasks));
+                return Err(error);
+            }
+            let blocker = blocker?;
+            let block = async {
+                match blocker {
+                    Some(blocker) => blocker.run(&self.engine, &self.tasks).await,
+                    None => Ok(()),
+                }
+            };
+            let (answered, blocked) = tokio::join!(self.wait_for_answer(&created.id, &reach, &token), block);
+            answered.and(blocked)
         };
-        if let Err(error) = run.await {
+        if let Err(error) = run.await.map_err(|error| refusal::explain(error, &self.config)) {
             match remove(&self.engine, &created.id).await {
                 Ok(()) => reach.clear().await,
                 // The next opening finds it by its name, and its socket's directory with it.
@@ -435,6 +491,9 @@ impl Inner {
             };
             match inspect(&self.engine, container).await? {
                 Some(seen) if seen.is_running => {}
+                Some(Seen { exit_code: Some(PORT_TAKEN), .. }) if matches!(reach, Reach::Port(_)) => {
+                    return Err(refusal::port_taken(self.config.gateway_port));
+                }
                 _ => return Err(self.explain_end(container).await),
             }
             if begun.elapsed() > ANSWER_LIMIT {
@@ -454,7 +513,8 @@ impl Inner {
             Ok(docker) => {
                 let logs = docker
                     .logs(container, Some(options))
-                    .filter_map(async |line| Some(String::from_utf8_lossy(&line.ok()?.into_bytes()).into_owned()));
+                    .filter_map(|line| ready(line.ok()))
+                    .map(|line| String::from_utf8_lossy(&line.into_bytes()).into_owned());
                 logs.collect().await
             }
             Err(_) => Vec::new(),
@@ -463,17 +523,30 @@ impl Inner {
         Error::new(ErrorKind::Backend, message.trim_end_matches(": ")).with_code(ENDED)
     }
 
-    /// How the gateway of a container is reached that a certain call made.
+    /// How the gateway of a container is reached that a certain call makes.
     fn reach(&self, ready: &Ready, id: &WorkspaceId, attempt: &str) -> Reach {
-        let by_socket = match self.config.connect {
-            Connect::Auto => self.engine.is_local(),
-            Connect::Socket => true,
-            Connect::Engine => false,
-        };
-        if !by_socket {
-            return Reach::Engine;
+        match (self.config.connect, self.config.gateway_port) {
+            (Connect::Auto, Some(port)) => Reach::Port(port),
+            (Connect::Auto, None) if !self.engine.is_local() => Reach::Engine,
+            (Connect::Engine, _) => Reach::Engine,
+            (Connect::Auto | Connect::Socket, _) => Reach::Socket(ready.sockets(id).join(attempt)),
         }
-        Reach::Socket(ready.sockets(id).join(attempt))
+    }
+
+    /// How the gateway of a container is reached that is there: as it was made, whatever the options say by now.
+    fn reach_of(&self, ready: &Ready, id: &WorkspaceId, seen: &Seen) -> Reach {
+        let directory = ready.sockets(id).join(&seen.attempt);
+        let told = seen.labels.get(LABEL_REACH).and_then(|label| Reach::from_label(label, directory));
+        told.unwrap_or_else(|| self.reach(ready, id, &seen.attempt))
+    }
+
+    /// Blocks what a container's label says.
+    async fn block(&self, ready: &Ready, seen: &Seen) -> Result<()> {
+        let Some(addresses) = seen.labels.get(LABEL_BLOCKED) else { return Ok(()) };
+        match Blocker::prepare(&self.engine, &seen.container, &seen.image, addresses, &ready.owner).await? {
+            Some(blocker) => blocker.run(&self.engine, &self.tasks).await,
+            None => Ok(()),
+        }
     }
 
     /// The state of this installation's containers, by workspace.
@@ -533,7 +606,9 @@ const RACE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Whether an error only says that something else happened to the container meanwhile.
 fn is_race(error: &Error) -> bool {
+    // What names an option is that option's fault.
     let changed = matches!(error.kind(), ErrorKind::Conflict | ErrorKind::NotFound) && error.code() != FOREIGN;
+    let changed = changed && error.field().is_none();
     changed || error.code() == ENDED
 }
 
@@ -548,6 +623,21 @@ const ENDED: &str = "container_ended";
 struct Asked {
     init: InitProgram,
     progress: Progress,
+}
+
+/// The code of the exit of a gateway whose port somebody else has.
+const PORT_TAKEN: i64 = 98;
+
+/// Blocks.
+fn read_ca_file(path: &Path) -> Result<Bytes> {
+    let unfit =
+        |problem: &str| Error::invalid("ca_file", format!("`ca_file` is `{}`, which {problem}", path.display()));
+    let content = fs::read(path).map_err(|cause| unfit("can not be read").with_source(cause))?;
+    // Whoever could not use it would say so in many ways, and only later.
+    match String::from_utf8_lossy(&content).contains("-----BEGIN CERTIFICATE-----") {
+        true => Ok(Bytes::from(content)),
+        false => Err(unfit("holds no certificate in PEM")),
+    }
 }
 
 /// A container that runs, and whose gateway answers.
@@ -731,6 +821,9 @@ impl Backend for DockerBackend {
                 "the base image `{base_image}` is not there: it is fetched at the first opening"
             )),
         };
+        if !matches!(self.0.config.network, DockerNetwork::None) && !self.0.blocks_metadata() && engine.is_local() {
+            probe = metadata::warn_if_served(probe).await;
+        }
         Ok(probe)
     }
 

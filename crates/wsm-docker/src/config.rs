@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use wsm_core::{BackendConfig, Error, Result};
 use wsm_host::options;
 
-use crate::backend::DockerBackend;
+use crate::{backend::DockerBackend, tls::TlsFiles};
 
 /// Labels whose names begin so are ours, and no option may set them.
 pub(crate) const RESERVED_LABELS: [&str; 2] = ["agentscope.", "wsm."];
@@ -36,6 +36,12 @@ pub struct DockerConfig {
     pub node_version: String,
     /// Python packages, as `pip install` takes them, that commands find installed. They need `python3` in the base image.
     pub extra_pip: Vec<String>,
+    /// A file of PEM certificates that is put into the image, for commands and for the building of it: all whom they are to
+    /// trust, as behind a proxy that opens TLS. None by default: the image's own.
+    pub ca_file: Option<PathBuf>,
+    /// The network that the image is built on, as `host` or a network's name: what `extra_pip` is fetched over. The engine's
+    /// own default by default.
+    pub build_network: Option<String>,
     /// Variables that commands get. None of this process's are passed on.
     pub env: BTreeMap<String, String>,
     /// As whom commands run: `uid`, `uid:gid`, or a name that the image knows. By default the user of this process, to whom
@@ -43,6 +49,9 @@ pub struct DockerConfig {
     pub user: Option<String>,
     /// What commands can reach. [`DockerNetwork::Private`] by default.
     pub network: DockerNetwork,
+    /// Whether commands on the private network are kept from the addresses at which clouds give credentials to whoever asks.
+    /// They are by default.
+    pub block_metadata: bool,
     /// How much memory a workspace may use. No limit by default.
     pub memory: Option<ByteSize>,
     /// How many processors' time a workspace may use. No limit by default.
@@ -58,6 +67,12 @@ pub struct DockerConfig {
     /// Where the engine is, as `unix:///var/run/docker.sock` or `tcp://host:2375`. By default where `DOCKER_HOST` says, then
     /// where the current context of the `docker` command is, then `/var/run/docker.sock`.
     pub host: Option<String>,
+    /// The files for TLS to an engine at `tcp://…`. By default what `DOCKER_TLS_VERIFY` and `DOCKER_CERT_PATH` say beside
+    /// `DOCKER_HOST`, or what the context of the `docker` command has.
+    pub tls: Option<TlsFiles>,
+    /// A port of this machine's loopback over which the gateway is reached, by whoever knows a token. It takes the network
+    /// `host`, and one workspace has it at a time. None by default: nobody else can even try.
+    pub gateway_port: Option<u16>,
     /// How the gateway is reached. [`Connect::Auto`] by default.
     pub connect: Connect,
 }
@@ -70,9 +85,12 @@ impl Default for DockerConfig {
             base_image: "python:3.11-slim".to_owned(),
             node_version: "20".to_owned(),
             extra_pip: Vec::new(),
+            ca_file: None,
+            build_network: None,
             env: BTreeMap::new(),
             user: None,
             network: DockerNetwork::Private,
+            block_metadata: true,
             memory: None,
             cpus: None,
             pids: Some(1024),
@@ -80,6 +98,8 @@ impl Default for DockerConfig {
             mounts: Vec::new(),
             labels: BTreeMap::new(),
             host: None,
+            tls: None,
+            gateway_port: None,
             connect: Connect::Auto,
         }
     }
@@ -189,6 +209,48 @@ impl DockerConfig {
         self
     }
 
+    /// Sets whether commands on the private network are kept from metadata services.
+    #[must_use]
+    pub fn with_block_metadata(mut self, block: bool) -> Self {
+        self.block_metadata = block;
+        self
+    }
+
+    /// Has these Python packages put into the image.
+    #[must_use]
+    pub fn with_extra_pip(mut self, packages: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.extra_pip = packages.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Sets whom commands trust.
+    #[must_use]
+    pub fn with_ca_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.ca_file = Some(path.into());
+        self
+    }
+
+    /// Sets the network that the image is built on.
+    #[must_use]
+    pub fn with_build_network(mut self, network: impl Into<String>) -> Self {
+        self.build_network = Some(network.into());
+        self
+    }
+
+    /// Lets commands see one more file or directory of the host.
+    #[must_use]
+    pub fn with_mount(mut self, mount: ExtraMount) -> Self {
+        self.mounts.push(mount);
+        self
+    }
+
+    /// Gives containers one more label.
+    #[must_use]
+    pub fn with_label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.labels.insert(name.into(), value.into());
+        self
+    }
+
     /// Sets how many bytes of memory a workspace may use.
     #[must_use]
     pub fn with_memory(mut self, bytes: u64) -> Self {
@@ -200,6 +262,20 @@ impl DockerConfig {
     #[must_use]
     pub fn with_host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());
+        self
+    }
+
+    /// Sets the files for TLS to the engine.
+    #[must_use]
+    pub fn with_tls(mut self, files: TlsFiles) -> Self {
+        self.tls = Some(files);
+        self
+    }
+
+    /// Has the gateway reached over a port of the loopback.
+    #[must_use]
+    pub fn with_gateway_port(mut self, port: u16) -> Self {
+        self.gateway_port = Some(port);
         self
     }
 
@@ -225,6 +301,10 @@ impl DockerConfig {
         if let DockerNetwork::Named(name) = network {
             check_word("network", name)?;
         }
+        if let Some(name) = &self.build_network {
+            check_word("build_network", name)?;
+        }
+        self.check_port()?;
         if let Some(package) =
             extra_pip.iter().find(|package| package.trim().is_empty() || package.contains(['\0', '\n']))
         {
@@ -249,6 +329,22 @@ impl DockerConfig {
             }
             None => Ok(()),
         }
+    }
+}
+
+impl DockerConfig {
+    fn check_port(&self) -> Result<()> {
+        let problem = match (self.gateway_port, &self.network, self.connect) {
+            (None, ..) => return Ok(()),
+            (Some(0), ..) => "is 0, which is no port: give one, or leave it out",
+            (_, network, _) if *network != DockerNetwork::Host => {
+                "needs `network = \"host\"`, as a network of its own has a loopback of its own: leave it out, and the gateway \
+                 is reached over a private socket"
+            }
+            (.., Connect::Auto) => return Ok(()),
+            (.., Connect::Socket | Connect::Engine) => "does not go with `connect`: leave one of them out",
+        };
+        Err(Error::invalid("gateway_port", format!("`gateway_port` {problem}")))
     }
 }
 
@@ -323,6 +419,20 @@ mod tests {
             (base().with_network(DockerNetwork::Named(String::new())), "network"),
             (base().with_env("A=B", ""), "env"),
             (base().with_memory(1), "memory"),
+            (base().with_gateway_port(9000), "gateway_port"),
+            (base().with_network(DockerNetwork::Host).with_gateway_port(0), "gateway_port"),
+            (
+                base().with_network(DockerNetwork::Host).with_gateway_port(1).with_connect(Connect::Engine),
+                "gateway_port",
+            ),
+            (
+                base().with_network(DockerNetwork::Host).with_gateway_port(1).with_host("tcp://192.0.2.1"),
+                "gateway_port",
+            ),
+            (base().with_build_network("a b"), "build_network"),
+            (base().with_ca_file("/no/such/file"), "ca_file"),
+            (base().with_ca_file("/dev/null"), "ca_file"),
+            (base().with_host("tcp://192.0.2.1").with_tls(TlsFiles::default().with_ca("/no/such/file")), "tls"),
             (DockerConfig { cpus: Some(0.0), ..base() }, "cpus"),
             (DockerConfig { pids: Some(1), ..base() }, "pids"),
             (DockerConfig { extra_pip: vec!["a\nb".into()], ..base() }, "extra_pip"),

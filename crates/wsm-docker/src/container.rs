@@ -8,7 +8,10 @@ use bollard::models::{
 };
 use wsm_core::{Encoding, WorkspaceId};
 
-use crate::config::{DockerConfig, DockerNetwork};
+use crate::{
+    config::{DockerConfig, DockerNetwork},
+    reach::Reach,
+};
 
 /// Where workspaces are inside.
 pub(crate) const WORKDIR: &str = "/workspace";
@@ -37,6 +40,11 @@ const CAPABILITIES: [&str; 9] =
 /// Which directory it was made for: another one at the same path is not what it shows.
 pub(crate) const LABEL_DIRECTORY: &str = "wsm.directory";
 
+/// How its gateway is reached: `socket`, `engine`, or `port:` and the number.
+pub(crate) const LABEL_REACH: &str = "wsm.reach";
+/// Which addresses of the outside are to be blocked before anybody is let in.
+pub(crate) const LABEL_BLOCKED: &str = "wsm.blocked";
+
 /// The name of a workspace's container: two installations may use one engine, and have workspaces of one id.
 pub(crate) fn name(owner: &str, id: &WorkspaceId) -> String {
     let prefix = format!("wsm-{}_", &owner[..8]);
@@ -59,6 +67,10 @@ pub(crate) struct Policy<'a> {
     pub(crate) identity: &'a str,
     /// The directory of the socket on the host; none where the engine is elsewhere.
     pub(crate) run_directory: Option<&'a str>,
+    /// How the gateway is reached.
+    pub(crate) reach: &'a Reach,
+    /// The addresses to be blocked.
+    pub(crate) blocked: &'a str,
     /// The network's name or mode.
     pub(crate) network: &'a str,
     pub(crate) token: &'a str,
@@ -73,6 +85,10 @@ pub(crate) struct Policy<'a> {
 pub(crate) fn body(policy: &Policy<'_>) -> ContainerCreateBody {
     let Policy { config, id, .. } = policy;
     let mut labels: BTreeMap<String, String> = config.labels.clone();
+    let reach = policy.reach.to_label();
+    if !policy.blocked.is_empty() {
+        labels.insert(LABEL_BLOCKED.to_owned(), policy.blocked.to_owned());
+    }
     for (name, value) in [
         (LABEL_MARK, "true"),
         (LABEL_ID, id.as_str()),
@@ -80,6 +96,7 @@ pub(crate) fn body(policy: &Policy<'_>) -> ContainerCreateBody {
         (LABEL_INSTANCE, policy.instance),
         (LABEL_ATTEMPT, policy.attempt),
         (LABEL_DIRECTORY, policy.identity),
+        (LABEL_REACH, &reach),
     ] {
         labels.insert(name.to_owned(), value.to_owned());
     }
@@ -87,7 +104,11 @@ pub(crate) fn body(policy: &Policy<'_>) -> ContainerCreateBody {
     env.extend(config.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     env.insert(TOKEN_VARIABLE, policy.token);
     let socket = format!("{RUN_DIRECTORY}/{SOCKET}");
-    let own = ["--socket", &socket, "--token", "--id", id.as_str(), "--workdir", WORKDIR];
+    let (option, place) = match policy.reach {
+        Reach::Port(port) => ("--port", port.to_string()),
+        Reach::Socket(_) | Reach::Engine => ("--socket", socket),
+    };
+    let own = [option, &place, "--token", "--id", id.as_str(), "--workdir", WORKDIR];
     let command = policy.args.iter().cloned().chain(own.map(str::to_owned));
     ContainerCreateBody {
         hostname: Some("workspace".to_owned()),
@@ -202,6 +223,8 @@ mod tests {
             directory: "/b/w=201",
             identity: "7-8",
             run_directory: Some("/b/.wsm/run/x"),
+            reach: &Reach::Socket("/b/.wsm/run/x".into()),
+            blocked: "192.0.2.1",
             network: "wsm",
             token: "t0",
             args: &["serve".to_owned()],

@@ -13,6 +13,7 @@ use wsm_core::{Encoding, Error, ErrorKind, InitProgram, Progress, Result, Step};
 use wsm_host::blocking;
 
 use crate::{
+    build_args,
     client::{Engine, SHORT, if_found},
     config::DockerConfig,
     container::{GATEWAY, LABEL_OWNER, WORKDIR},
@@ -28,20 +29,45 @@ const LINES_SHOWN: usize = 12;
 /// Where Python packages are in the image.
 const ENVIRONMENT: &str = "/opt/wsm/venv";
 
+/// Where the certificates of those whom commands trust are in the image.
+const CA_FILE: &str = "/usr/local/share/wsm/ca.pem";
+/// Where OpenSSL, curl, Python's clients, Node.js and git look for them.
+const CA_VARIABLES: [&str; 6] =
+    ["SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"];
+
 /// What an image is built of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Recipe {
     dockerfile: String,
     has_node: bool,
+    has_packages: bool,
+    ca: Option<Bytes>,
+    build_network: Option<String>,
     gateway: InitProgram,
     hash: String,
 }
 
 impl Recipe {
-    /// What the options and this gateway make.
-    pub(crate) fn new(config: &DockerConfig, gateway: &InitProgram) -> Self {
+    /// What the options, the file of certificates that they name, and this gateway make.
+    pub(crate) fn new(config: &DockerConfig, ca: Option<&Bytes>, gateway: &InitProgram) -> Self {
         let has_node = !config.node_version.is_empty();
-        let mut lines = vec![format!("FROM {}", config.base_image)];
+        let has_packages = !config.extra_pip.is_empty();
+        let mut lines = Vec::new();
+        let certificates = || {
+            let named = CA_VARIABLES.map(|name| format!("{name}={CA_FILE}")).join(" ");
+            [format!("COPY ca.pem {CA_FILE}"), format!("ENV {named}")]
+        };
+        if has_packages {
+            lines.push(format!("FROM {} AS packages", config.base_image));
+            lines.extend(ca.into_iter().flat_map(|_| certificates()));
+            lines.extend(build_args::OF_PACKAGES.map(|name| format!("ARG {name}")));
+            let packages = config.extra_pip.iter().map(|package| quote(package)).collect::<Vec<_>>().join(" ");
+            lines.push(format!(
+                "RUN python3 -m venv {ENVIRONMENT} && {ENVIRONMENT}/bin/python -m pip install --no-cache-dir \
+                 --disable-pip-version-check --no-input {packages}"
+            ));
+        }
+        lines.push(format!("FROM {}", config.base_image));
         if has_node {
             let node = format!("node:{}-slim", config.node_version);
             lines.push(format!("COPY --from={node} /usr/local/bin/node /usr/local/bin/node"));
@@ -49,21 +75,20 @@ impl Recipe {
             // Links, which a copy of the files themselves would follow.
             lines.push("COPY links/ /usr/local/bin/".to_owned());
         }
-        if !config.extra_pip.is_empty() {
-            let packages = config.extra_pip.iter().map(|package| quote(package)).collect::<Vec<_>>().join(" ");
-            lines.push(format!(
-                "RUN python3 -m venv {ENVIRONMENT} && {ENVIRONMENT}/bin/python -m pip install --no-cache-dir \
-                 --disable-pip-version-check --no-input {packages}"
-            ));
+        if has_packages {
+            lines.push(format!("COPY --from=packages {ENVIRONMENT} {ENVIRONMENT}"));
             lines.push(format!(
                 "ENV PATH={ENVIRONMENT}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
             ));
         }
+        lines.extend(ca.into_iter().flat_map(|_| certificates()));
         lines.push(format!("COPY gateway {GATEWAY}"));
         lines.push(format!("WORKDIR {WORKDIR}"));
         let dockerfile = lines.join("\n") + "\n";
-        let hash = Encoding::hash(&format!("{dockerfile}{}", gateway.hash));
-        Self { dockerfile, has_node, gateway: gateway.clone(), hash }
+        let trusted = ca.map(|ca| Encoding::hash(&String::from_utf8_lossy(ca))).unwrap_or_default();
+        let hash = Encoding::hash(&format!("{dockerfile}{trusted}{}", gateway.hash));
+        let (ca, build_network) = (ca.cloned(), config.build_network.clone());
+        Self { dockerfile, has_node, has_packages, ca, build_network, gateway: gateway.clone(), hash }
     }
 
     /// The image's name.
@@ -87,6 +112,9 @@ impl Recipe {
         };
         add("Dockerfile", 0o644, self.dockerfile.as_bytes()).map_err(unreadable)?;
         add("gateway", 0o755, &gateway).map_err(unreadable)?;
+        if let Some(ca) = &self.ca {
+            add("ca.pem", 0o644, ca).map_err(unreadable)?;
+        }
         if self.has_node {
             for (name, script) in [("npm", "npm-cli.js"), ("npx", "npx-cli.js")] {
                 let mut header = Header::new_gnu();
@@ -187,7 +215,12 @@ async fn build(engine: &Engine, recipe: &Recipe, Wanted { owner, progress }: Wan
         blocking(move || recipe.context()).await?
     };
     let labels = HashMap::from([(LABEL_IMAGE, recipe.hash.as_str()), (LABEL_OWNER, owner)]);
-    let options = BuildImageOptionsBuilder::default().t(&tag).rm(true).forcerm(true).labels(&labels).build();
+    let args = build_args::from_environment(recipe.has_packages);
+    let options = BuildImageOptionsBuilder::default().t(&tag).rm(true).forcerm(true).labels(&labels).buildargs(&args);
+    let options = match &recipe.build_network {
+        Some(network) => options.networkmode(network).build(),
+        None => options.build(),
+    };
     let mut said = engine.docker()?.build_image(options, None, Some(body_full(context)));
     let mut lines = Vec::new();
     let run = async {
@@ -248,7 +281,7 @@ mod tests {
     #[test]
     fn an_image_is_named_by_all_that_it_is_built_of() {
         let base = || DockerConfig::new("/b");
-        let recipe = |config: &DockerConfig| Recipe::new(config, &gateway("1"));
+        let recipe = |config: &DockerConfig| Recipe::new(config, None, &gateway("1"));
         let mut with_packages = base();
         with_packages.extra_pip = vec!["numpy==2.0".into(), "it's".into()];
         let recipes = [
@@ -257,7 +290,9 @@ mod tests {
             recipe(&base().with_node_version("22")),
             recipe(&base().with_node_version("")),
             recipe(&with_packages),
-            Recipe::new(&base(), &gateway("2")),
+            Recipe::new(&base(), None, &gateway("2")),
+            Recipe::new(&base(), Some(&Bytes::from("a")), &gateway("1")),
+            Recipe::new(&base(), Some(&Bytes::from("b")), &gateway("1")),
         ];
         let tags: std::collections::BTreeSet<_> = recipes.iter().map(Recipe::tag).collect();
         assert_eq!(tags.len(), recipes.len());
@@ -272,6 +307,8 @@ mod tests {
              WORKDIR /workspace\n"
         );
         assert!(recipe(&with_packages).dockerfile.contains(r"'numpy==2.0' 'it'\''s'"));
+        let last_stage = recipe(&with_packages).dockerfile.rsplit_once("FROM ").unwrap().1.to_owned();
+        assert!(!last_stage.contains("ARG"), "{last_stage}");
     }
 
     #[test]
@@ -279,7 +316,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "program").unwrap();
         let gateway = InitProgram { path: file.path().into(), hash: "1".into(), args: Vec::new() };
-        let context = Recipe::new(&DockerConfig::new("/b"), &gateway).context().unwrap();
+        let context = Recipe::new(&DockerConfig::new("/b"), None, &gateway).context().unwrap();
         let mut archive = tar::Archive::new(&context[..]);
         let entries: Vec<_> = archive
             .entries()

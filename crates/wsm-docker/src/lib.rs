@@ -1,19 +1,25 @@
 #![doc = include_str!("../README.md")]
 
 mod backend;
+mod build_args;
 mod client;
 mod config;
 mod container;
 mod hold;
 mod image;
 mod leftovers;
+mod metadata;
 mod network;
 mod reach;
+mod refusal;
 mod restart;
+mod tls;
+mod user;
 mod workspace;
 
 pub use backend::DockerBackend;
 pub use config::{Connect, DockerConfig, DockerNetwork, ExtraMount};
+pub use tls::TlsFiles;
 
 /// The kind's name, as in `backend = "docker"`.
 const KIND: &str = "docker";

@@ -1,6 +1,7 @@
 //! The way to the gateway in a container.
 
 use std::{
+    net::Ipv4Addr,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
     pin::Pin,
@@ -13,7 +14,7 @@ use bollard::{
 };
 use futures::TryStreamExt;
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio_util::io::StreamReader;
 use wsm_core::{ByteChannel, Error, ErrorKind, Result};
 use wsm_host::{
@@ -27,15 +28,38 @@ use crate::{
 };
 
 /// How a gateway is reached.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// Over the socket in a directory that this machine shares with the container.
     Socket(PathBuf),
+    /// Over this port of the loopback, which the container shares with this machine.
+    Port(u16),
     /// Relayed by a command in the container.
     Engine,
 }
 
+const PORT_MARK: &str = "port:";
+
 impl Reach {
+    /// What a container's label says of it.
+    pub(crate) fn to_label(&self) -> String {
+        match self {
+            Self::Socket(_) => "socket".to_owned(),
+            Self::Port(port) => format!("{PORT_MARK}{port}"),
+            Self::Engine => "engine".to_owned(),
+        }
+    }
+
+    /// What such a label means for a container whose socket would be in a certain directory; none for a label that this
+    /// version does not know.
+    pub(crate) fn from_label(label: &str, directory: PathBuf) -> Option<Self> {
+        match label {
+            "socket" => Some(Self::Socket(directory)),
+            "engine" => Some(Self::Engine),
+            _ => label.strip_prefix(PORT_MARK)?.parse().ok().map(Self::Port),
+        }
+    }
+
     /// Makes the directory of the socket, and gives its path; none where there is no such directory.
     ///
     /// # Errors
@@ -87,7 +111,7 @@ impl Reach {
 ///
 /// # Errors
 ///
-/// `unavailable` when nobody answers; `permission_denied` when somebody else does; what [`Engine::call`] says.
+/// `unavailable` or `timeout` when nobody answers; `permission_denied` when somebody else does; what [`Engine::call`] says.
 ///
 /// # Cancel safety
 ///
@@ -104,6 +128,14 @@ pub(crate) async fn connect(
             introduce(&mut stream, token).await?;
             Ok(Box::pin(stream))
         }
+        Reach::Port(port) => {
+            let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).await;
+            // Requests would otherwise wait for acknowledgements.
+            let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
+            let mut stream = stream.map_err(silent)?;
+            introduce(&mut stream, token).await?;
+            Ok(Box::pin(stream))
+        }
         Reach::Engine => {
             let mut stream = connect_relay(engine, container).await?;
             introduce(&mut stream, token).await?;
@@ -114,12 +146,13 @@ pub(crate) async fn connect(
 
 /// By way of the directory's descriptor: a socket's path has room for 107 bytes only.
 async fn connect_socket(directory: &Path) -> Result<UnixStream> {
-    let silent = |cause: std::io::Error| {
-        Error::new(ErrorKind::Unavailable, "the gateway in the container does not answer").with_source(cause)
-    };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(CWD, directory, flags, Mode::empty()).map_err(|errno| silent(errno.into()))?;
     UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd())).await.map_err(silent)
+}
+
+fn silent(cause: std::io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, "the gateway in the container does not answer").with_source(cause)
 }
 
 async fn connect_relay(engine: &Engine, container: &str) -> Result<Pin<Box<dyn ByteChannel>>> {
@@ -149,4 +182,18 @@ async fn connect_relay(engine: &Engine, container: &str) -> Result<Pin<Box<dyn B
         LogOutput::StdIn { .. } | LogOutput::Console { .. } => Ok(None),
     });
     Ok(Box::pin(tokio::io::join(StreamReader::new(Box::pin(bytes)), input)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_says_how_a_container_is_reached() {
+        for reach in [Reach::Socket("/d".into()), Reach::Port(9000), Reach::Engine] {
+            assert_eq!(Reach::from_label(&reach.to_label(), "/d".into()), Some(reach));
+        }
+        assert_eq!(Reach::from_label("port:x", "/d".into()), None);
+        assert_eq!(Reach::from_label("pigeon", "/d".into()), None);
+    }
 }

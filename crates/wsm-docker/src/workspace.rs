@@ -24,6 +24,8 @@ pub(crate) struct Live {
     pub(crate) engine: Engine,
     /// The engine's id of the container, which no other one ever has.
     pub(crate) container: String,
+    /// When it was started, as the engine writes it.
+    pub(crate) started_at: String,
     pub(crate) reach: Reach,
     pub(crate) token: Token,
     /// Which directory it has.
@@ -65,6 +67,8 @@ impl Sandbox for Live {
         match inspect(&self.engine, &self.container).await? {
             None => return Ok(Some(Cause::Killed)),
             Some(Seen { is_running: false, cause, .. }) => return Ok(Some(cause)),
+            // Somebody else has started it again, and nothing is blocked in its new network.
+            Some(Seen { started_at, .. }) if started_at != self.started_at => return Ok(Some(Cause::Killed)),
             Some(_) => {}
         }
         blocking(move || match self.directory.open() {

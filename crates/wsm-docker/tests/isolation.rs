@@ -4,13 +4,11 @@
 
 mod common;
 
-use common::{Contained, containers, docker_says};
-use wsm_core::{WorkspaceExt, WorkspaceId};
-use wsm_docker::DockerNetwork;
+use std::{net::TcpListener, process::Command as Program, time::Duration};
 
-fn unique(name: &str) -> String {
-    format!("{name}-{}", WorkspaceId::random())
-}
+use common::{Contained, containers, docker, docker_says, engine, gated, program, unique};
+use wsm_core::{Backend, Health, OpenRequest, OutcomeKind, WorkspaceExt, WorkspaceId};
+use wsm_docker::{DockerConfig, DockerNetwork};
 
 /// Whether a command can connect to an address, as Python tells.
 fn connect(address: &str, port: u16) -> String {
@@ -79,5 +77,123 @@ async fn without_a_network_there_is_none() {
     assert_eq!(workspace.sh(devices).await.unwrap().stdout.to_text(), "lo\n");
     for address in ["169.254.169.254", "192.0.2.1"] {
         assert_eq!(workspace.sh(&connect(address, 80)).await.unwrap().stdout.to_text(), "False\n", "{address}");
+    }
+}
+
+/// Addresses of this machine for as long as this lives, at which something listens on port 80.
+struct Metadata {
+    added: Vec<String>,
+    _listeners: Vec<TcpListener>,
+}
+
+impl Metadata {
+    /// None when this is not root's machine, or has such a service already.
+    async fn serve(addresses: &[&str]) -> Option<Self> {
+        let mut served = Self { added: Vec::new(), _listeners: Vec::new() };
+        for address in addresses {
+            let length = if address.contains(':') { 128 } else { 32 };
+            let added = format!("{address}/{length}");
+            let run = Program::new("ip").args(["addr", "add", &added, "dev", "lo"]).output().ok()?;
+            if !run.status.success() {
+                return None;
+            }
+            served.added.push(added);
+            // A new address of the sixth version is not usable before it is known to be unique.
+            let mut listener = None;
+            for _ in 0..50 {
+                listener = TcpListener::bind((*address, 80)).ok();
+                if listener.is_some() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            served._listeners.push(listener?);
+        }
+        Some(served)
+    }
+}
+
+impl Drop for Metadata {
+    fn drop(&mut self) {
+        for address in &self.added {
+            let _ = Program::new("ip").args(["addr", "del", address, "dev", "lo"]).status();
+        }
+    }
+}
+
+const METADATA: [&str; 3] = ["169.254.169.254", "100.100.100.200", "fd00:ec2::254"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_services_are_not_reached_from_the_private_network() {
+    let Some(contained) = Contained::new(|config| config).await else { return };
+    let served = Metadata::serve(&METADATA).await;
+    if served.is_none() {
+        println!("skipped in part: only root can have a metadata service here, so that none is there to be blocked");
+    }
+    let id = unique("private");
+    // Plainly, and past the routes to a device.
+    let past = |address: &str| {
+        format!(
+            "python3 -c 'import socket; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, 25, b\"eth0\"); \
+             s.settimeout(2); print(s.connect_ex((\"{address}\", 80)) == 0)'"
+        )
+    };
+    let ways = |address: &str| match address.contains(':') {
+        true => vec![connect(address, 80).replace("socket.socket()", "socket.socket(socket.AF_INET6)")],
+        false => vec![connect(address, 80), past(address)],
+    };
+    let assert_blocked = async |workspace: &dyn wsm_core::Workspace| {
+        for address in METADATA {
+            for way in ways(address) {
+                assert_eq!(workspace.sh(&way).await.unwrap().stdout.to_text(), "False\n", "{address}: {way}");
+            }
+        }
+        let undone = workspace.sh("python3 -c 'import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)'").await;
+        assert!(!undone.unwrap().status.success(), "nothing can be sent past the routes");
+    };
+    assert_blocked(&*contained.open(&id).await).await;
+    if served.is_some() {
+        // That is no accident: the same address is reached without.
+        let open = DockerConfig::new(contained.base.path()).with_host(engine().unwrap()).with_block_metadata(false);
+        let open = gated(open, program().unwrap()).unwrap();
+        let opened = open.open(OpenRequest::new(WorkspaceId::new(unique("open")).unwrap())).await.unwrap();
+        for way in ways(METADATA[0]) {
+            assert_eq!(opened.workspace.sh(&way).await.unwrap().stdout.to_text(), "True\n", "{way}");
+        }
+        let warned = |probe: &wsm_core::Probe| format!("{probe:?}").contains("metadata service answers");
+        assert!(warned(&open.probe().await.unwrap()));
+        assert!(!warned(&contained.backend.probe().await.unwrap()));
+    }
+    // Also in a container that was started again, whose network is a new one,
+    assert!(docker(&["kill", &containers(&id)[0]]).status.success());
+    let opened = contained.opened(&id).await;
+    assert_eq!(opened.outcome.kind, OutcomeKind::Resumed);
+    assert_blocked(&*opened.workspace).await;
+    // in one that somebody else has started again, which nobody is let into before,
+    let restart = || assert!(docker(&["restart", "--time", "0", &containers(&id)[0]]).status.success());
+    restart();
+    assert!(matches!(opened.workspace.health().await.unwrap(), Health::Dead(_)));
+    let error = opened.workspace.sh("true").await.map(|ran| ran.status);
+    assert!(!matches!(&error, Ok(status) if status.success()), "{error:?}");
+    let opened = contained.opened(&id).await;
+    assert_eq!(opened.outcome.kind, OutcomeKind::Reattached);
+    assert_blocked(&*opened.workspace).await;
+    // and in one whose service ended before it had come so far.
+    restart();
+    let after = DockerConfig::new(contained.base.path()).with_host(engine().unwrap());
+    let after = gated(after, program().unwrap()).unwrap();
+    let opened = after.open(OpenRequest::new(WorkspaceId::new(&id).unwrap())).await.unwrap();
+    assert_eq!(opened.outcome.kind, OutcomeKind::Reattached);
+    assert_blocked(&*opened.workspace).await;
+    // The rest of the outside is as it was, and so are the helpers gone.
+    let owner = std::fs::read_to_string(contained.base.path().join(".wsm/installation")).unwrap();
+    let filter = format!("label=wsm.owner={owner}");
+    for look in 0.. {
+        let left = docker_says(&["ps", "--all", "--format", "{{.Names}}", "--filter", &filter]);
+        if left.lines().all(|name| name.starts_with("wsm_")) {
+            break;
+        }
+        assert!(look < 50, "{left}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

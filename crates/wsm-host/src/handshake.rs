@@ -9,14 +9,21 @@
 //! outer -> inner   keyed hash of those
 //! ```
 
+use std::time::Duration;
+
 use blake2::{
     Blake2bMac,
     digest::{KeyInit, Mac, consts::U32},
 };
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::timeout,
+};
 use wsm_core::{Error, ErrorKind, Result};
 
 const LENGTH: usize = 32;
+/// How long the other side may take to prove itself: whoever listens on a port may never say anything.
+const PROOF_LIMIT: Duration = Duration::from_secs(5);
 
 /// What both sides of a connection know. Never shown.
 #[derive(Clone)]
@@ -79,12 +86,18 @@ const OUTER: &[u8] = b"wsm outer";
 ///
 /// # Errors
 ///
-/// `permission_denied` when the other side does not know the token; `unavailable` when it says nothing.
+/// `permission_denied` when the other side does not know the token; `unavailable` when it hangs up; `timeout` when it says
+/// nothing for five seconds.
 ///
 /// # Cancel safety
 ///
 /// Not: the connection is of no use after a dropped call.
 pub async fn introduce(io: &mut (impl AsyncRead + AsyncWrite + Unpin), token: &Token) -> Result<()> {
+    let message = || format!("the other side of the connection did not prove who it is within {PROOF_LIMIT:?}");
+    timeout(PROOF_LIMIT, prove(io, token)).await.map_err(|_| Error::new(ErrorKind::Timeout, message()))?
+}
+
+async fn prove(io: &mut (impl AsyncRead + AsyncWrite + Unpin), token: &Token) -> Result<()> {
     let mine = random()?;
     io.write_all(&mine).await.map_err(silent)?;
     let (mut proof, mut theirs) = ([0; LENGTH], [0; LENGTH]);
@@ -98,7 +111,7 @@ pub async fn introduce(io: &mut (impl AsyncRead + AsyncWrite + Unpin), token: &T
 ///
 /// # Errors
 ///
-/// As for [`introduce`].
+/// As for [`introduce`], but without a limit of its own.
 ///
 /// # Cancel safety
 ///
@@ -156,6 +169,14 @@ mod tests {
                 assert_eq!(introduced.unwrap_err().kind(), ErrorKind::PermissionDenied);
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_says_nothing_is_not_waited_for() {
+        let (mut near, _far) = tokio::io::duplex(1024);
+        let begun = tokio::time::Instant::now();
+        let error = introduce(&mut near, &Token::random().unwrap()).await.unwrap_err();
+        assert_eq!((error.kind(), begun.elapsed()), (ErrorKind::Timeout, PROOF_LIMIT));
     }
 
     #[tokio::test]

@@ -17,12 +17,14 @@ pub(crate) type Gated = Layered<DockerBackend>;
 
 /// The static program, as `cargo xtask gateway` leaves it.
 const BUILT: &str = "../../target/gateway/x86_64-unknown-linux-gnu/gateway/wsm-gateway";
+/// The variable that names another engine for tests.
+pub(crate) const ENGINE_HOST: &str = "WSM_TEST_DOCKER_HOST";
 /// The engine of `cargo xtask setup docker`.
 const ENGINE: &str = "unix:///run/wsm-test-docker.sock";
 
 /// The engine for tests, which is never the one of whoever runs them.
 pub(crate) fn engine() -> Result<String, Unavailable> {
-    let host = std::env::var("WSM_TEST_DOCKER_HOST").unwrap_or_else(|_| ENGINE.to_owned());
+    let host = std::env::var(ENGINE_HOST).unwrap_or_else(|_| ENGINE.to_owned());
     let answered = Command::new("docker").args(["--host", &host, "version"]).output();
     match answered {
         Ok(output) if output.status.success() => Ok(host),
@@ -61,9 +63,26 @@ pub(crate) fn containers(id: &str) -> Vec<String> {
     docker_says(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter]).lines().map(str::to_owned).collect()
 }
 
+/// An id that no other run of a test has.
+pub(crate) fn unique(name: &str) -> String {
+    format!("{name}-{}", WorkspaceId::random())
+}
+
+/// Makes an image with an empty directory, and nothing else.
+pub(crate) fn import_empty(host: &str, image: &str) {
+    let empty = tempfile::tempdir().unwrap();
+    std::fs::create_dir(empty.path().join("etc")).unwrap();
+    let archive = empty.path().join("empty.tar");
+    let packed = Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(empty.path()).arg("etc").status();
+    assert!(packed.unwrap().success());
+    let imported = Command::new("docker").args(["--host", host, "import"]).arg(&archive).arg(image).output().unwrap();
+    assert!(imported.status.success(), "{imported:?}");
+}
+
 /// Real containers over a directory of their own.
 pub(crate) struct Contained {
     pub(crate) base: tempfile::TempDir,
+    basedir: PathBuf,
     pub(crate) backend: Gated,
 }
 
@@ -81,7 +100,8 @@ impl Contained {
         };
         let base = tempfile::tempdir().unwrap();
         let config = configure(DockerConfig::new(base.path()).with_host(host));
-        Some(Self { base, backend: gated(config, program).unwrap() })
+        let basedir = config.basedir.clone();
+        Some(Self { base, basedir, backend: gated(config, program).unwrap() })
     }
 
     pub(crate) async fn open(&self, id: &str) -> Arc<dyn ManagedWorkspace> {
@@ -93,14 +113,14 @@ impl Contained {
     }
 
     pub(crate) fn directory(&self, id: &str) -> PathBuf {
-        self.base.path().join(id)
+        self.basedir.join(id)
     }
 }
 
 /// Removes all of an installation, also after a failed test.
 impl Drop for Contained {
     fn drop(&mut self) {
-        tidy_up(self.base.path());
+        tidy_up(&self.basedir);
     }
 }
 

@@ -1,16 +1,17 @@
 //! What the command line says.
 
-use std::{ffi::OsString, os::fd::RawFd, path::PathBuf};
+use std::{ffi::OsString, net::IpAddr, os::fd::RawFd, path::PathBuf};
 
 use wsm_core::WorkspaceId;
 
 use crate::file_args::{FileAction, parse_glob, parse_grep, parse_unpack};
 
 pub(crate) const USAGE: &str = "\
-usage: wsm-gateway serve (--door N [--port N] | --fd N | --socket PATH [--token] | --stdio)
+usage: wsm-gateway serve (--door N [--port N] | --fd N | --socket PATH [--token] | --port N --token | --stdio)
                          [--id ID] [--workdir DIR] [--path DIR]... [--mcp-servers N]
        wsm-gateway call [--socket PATH]
        wsm-gateway relay --socket PATH
+       wsm-gateway unroute ADDRESS...
        wsm-gateway glob PATTERN [--limit N] [-i] [--directories | --any] [WHERE]
        wsm-gateway grep PATTERN [-i] [-F] [-w] [-U] [-l | -c] [-A N] [-B N] [-C N] [-g GLOB] [-t TYPE] [--limit N]
                         [--max-line-bytes N] [--max-bytes N] [WHERE]
@@ -19,11 +20,11 @@ usage: wsm-gateway serve (--door N [--port N] | --fd N | --socket PATH [--token]
        wsm-gateway version
 
   --door N       serve every connection that is passed over an inherited unix socket, and end with that
-  --port N       serve on this port of the loopback whoever knows a token, which is told through the door
+  --port N       serve on this port of the loopback whoever knows a token, which is told through the door if there is one
   --fd N         serve one connection over an inherited unix socket, and end with it
   --stdio        serve one connection over stdin and stdout, and end with it
   --socket PATH  listen on a unix socket, and serve every connection until SIGTERM
-  --token        serve there whoever knows the token in the variable WSM_GATEWAY_TOKEN, which no command gets to see
+  --token        serve whoever knows the token in the variable WSM_GATEWAY_TOKEN, which no command gets to see
   --id ID        the workspace's id
   --workdir DIR  where commands run and relative paths start [the current directory]
   --path DIR     where commands are looked for first, below the workdir
@@ -35,6 +36,8 @@ call reads one request from stdin, a line of JSON and then its body, and answers
 
 relay passes stdin to a gateway that listens there, and its answers to stdout.
 
+unroute makes addresses unreachable for everything in this network namespace, which takes the right to change it.
+
 WHERE is any of --path DIR, --hidden, --no-ignore, --follow, --max-depth N, --max-entries N, --timeout SECONDS, and --json
 for an answer in lines of JSON. unpack reads the archive from stdin, or from --file.";
 
@@ -45,6 +48,8 @@ pub(crate) enum Action {
     Call(Option<PathBuf>),
     /// The socket of the gateway.
     Relay(PathBuf),
+    /// What is to be unreachable.
+    Unroute(Vec<IpAddr>),
     /// Whether to answer in JSON.
     Files(FileAction, bool),
     Version,
@@ -57,7 +62,7 @@ pub(crate) struct Serve {
     pub(crate) source: Source,
     /// With a door, where connections come in instead.
     pub(crate) port: Option<u16>,
-    /// With a socket, whether callers must know the token.
+    /// With a socket or a port alone, whether callers must know the token.
     pub(crate) token: bool,
     pub(crate) id: Option<WorkspaceId>,
     pub(crate) workdir: Option<PathBuf>,
@@ -73,6 +78,7 @@ pub(crate) enum Source {
     Fd(RawFd),
     Stdio,
     Socket(PathBuf),
+    Port(u16),
 }
 
 /// Understands the arguments, without the program's own name.
@@ -86,6 +92,7 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Action, 
         Some("serve") => return parse_serve(args).map(Action::Serve),
         Some("call") => return parse_call(args).map(Action::Call),
         Some("relay") => return parse_relay(args).map(Action::Relay),
+        Some("unroute") => return parse_unroute(args).map(Action::Unroute),
         Some("glob") => return parse_glob(args).map(|(action, json)| Action::Files(action, json)),
         Some("grep") => return parse_grep(args).map(|(action, json)| Action::Files(action, json)),
         Some("unpack") => return parse_unpack(args).map(|(action, json)| Action::Files(action, json)),
@@ -148,11 +155,16 @@ fn parse_serve(mut args: impl Iterator<Item = OsString>) -> Result<Serve, String
             _ => return Err(format!("`serve` does not know `{}`", arg.display())),
         }
     }
-    if port.is_some() && !matches!(sources[..], [Source::Door(_)]) {
-        return Err("`--port` needs a `--door`, through which its token is told".to_owned());
+    if token && sources.is_empty() {
+        sources.extend(port.take().map(Source::Port));
     }
-    if token && !matches!(sources[..], [Source::Socket(_)]) {
-        return Err("`--token` needs a `--socket`".to_owned());
+    if port.is_some() && !matches!(sources[..], [Source::Door(_)]) {
+        return Err(
+            "`--port` needs a `--door`, through which its token is told, or `--token` and nothing else".to_owned()
+        );
+    }
+    if token && !matches!(sources[..], [Source::Socket(_) | Source::Port(_)]) {
+        return Err("`--token` needs a `--socket` or a `--port`".to_owned());
     }
     match (sources.pop(), sources.pop()) {
         (Some(source), None) => Ok(Serve { source, port, token, id, workdir, path, mcp_servers }),
@@ -171,6 +183,17 @@ fn parse_call(mut args: impl Iterator<Item = OsString>) -> Result<Option<PathBuf
         }
     }
     Ok(socket)
+}
+
+fn parse_unroute(args: impl Iterator<Item = OsString>) -> Result<Vec<IpAddr>, String> {
+    let parse = |arg: OsString| {
+        let address = arg.to_str().and_then(|text| text.parse().ok());
+        address.ok_or_else(|| format!("`{}` is no address", arg.display()))
+    };
+    match args.map(parse).collect::<Result<Vec<_>, _>>()? {
+        addresses if addresses.is_empty() => Err("`unroute` needs an address".to_owned()),
+        addresses => Ok(addresses),
+    }
 }
 
 fn parse_relay(mut args: impl Iterator<Item = OsString>) -> Result<PathBuf, String> {
@@ -208,6 +231,20 @@ mod tests {
         assert_eq!(parse("serve --door 3"), serve(Source::Door(3), None));
         assert_eq!(parse("serve --workdir /w --stdio"), serve(Source::Stdio, Some("/w")));
         assert_eq!(parse("serve --socket /run/s --workdir w"), serve(Source::Socket("/run/s".into()), Some("w")));
+        let ported = Serve {
+            source: Source::Port(9),
+            port: None,
+            token: true,
+            id: None,
+            workdir: None,
+            path: Vec::new(),
+            mcp_servers: None,
+        };
+        assert_eq!(parse("serve --port 9 --token"), Ok(Action::Serve(ported)));
+        assert_eq!(
+            parse("unroute 192.0.2.1 ::1"),
+            Ok(Action::Unroute(vec!["192.0.2.1".parse().unwrap(), "::1".parse().unwrap()]))
+        );
         assert_eq!(parse("version"), Ok(Action::Version));
         assert_eq!(parse("call"), Ok(Action::Call(None)));
         assert_eq!(parse("call --socket /run/s"), Ok(Action::Call(Some("/run/s".into()))));
@@ -246,6 +283,10 @@ mod tests {
             ("serve --stdio --workdir", "`--workdir` needs"),
             ("serve --stdio --workdir a --workdir b", "twice"),
             ("serve --stdio --port 1", "`--port` needs a `--door`"),
+            ("serve --port 1", "or `--token`"),
+            ("serve --door 3 --port 1 --token", "`--token` needs"),
+            ("unroute", "needs an address"),
+            ("unroute here", "`here`"),
             ("serve --door 3 --port 0", "`0`"),
             ("serve --door 3 --port 1 --port 2", "twice"),
             ("serve --stdio --colour", "`--colour`"),

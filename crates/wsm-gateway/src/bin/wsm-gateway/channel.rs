@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{self, ErrorKind as IoErrorKind},
+    net::TcpListener,
     os::{
         fd::{AsFd, OwnedFd, RawFd},
         unix::net::{UnixListener, UnixStream},
@@ -15,7 +16,7 @@ use tokio::net::unix::pipe::{Receiver, Sender};
 use wsm_core::{Error, ErrorKind, Result};
 use wsm_gateway::Io;
 
-use crate::{args::Source, inherited};
+use crate::{args::Source, inherited, port};
 
 /// What connections come from. Opened before there is a runtime.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(crate) enum Channel {
     Door(UnixStream),
     /// As many connections as somebody makes.
     Listener(UnixListener, SocketFile),
+    /// The same, on a port of the loopback.
+    Port(TcpListener),
 }
 
 /// The name of a listening socket, which is removed when it is dropped.
@@ -45,7 +48,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// `invalid_input` for something that can not carry a connection; `conflict` when somebody listens on the socket.
+    /// `invalid_input` for something that can not carry a connection; `conflict` when somebody listens on the socket or the port.
     pub(crate) fn open(source: Source) -> Result<Self> {
         match source {
             Source::Fd(number) => take_socket("--fd", number).map(Self::Socket),
@@ -64,6 +67,7 @@ impl Channel {
                 let listener = listen(&path)?;
                 Ok(Self::Listener(listener, SocketFile(path)))
             }
+            Source::Port(number) => port::bind(number).map(Self::Port),
         }
     }
 }

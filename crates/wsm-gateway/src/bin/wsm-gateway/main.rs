@@ -14,6 +14,7 @@ mod orphans;
 mod port;
 mod relay;
 mod serve;
+mod unroute;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Action::Serve(options) => return ended(serve::serve(options)),
         Action::Call(socket) => return ended(call::call(socket)),
         Action::Relay(socket) => return ended(relay::relay(&socket)),
+        Action::Unroute(addresses) => return ended(unroute::unroute(&addresses)),
         Action::Files(action, json) => return ended(files::run(action, json)),
     }
     ExitCode::SUCCESS

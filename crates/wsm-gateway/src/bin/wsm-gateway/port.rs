@@ -32,32 +32,47 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// `conflict` with code [`PORT_IN_USE`]; `backend` with what else the system says.
+    /// As for [`bind`].
     pub(crate) fn open(number: u16) -> Result<Self> {
-        let opened = StdTcpListener::bind((Ipv4Addr::LOCALHOST, number))
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-        let listener = opened.map_err(|cause| {
-            let message = format!("port {number} can not be listened on");
-            match cause.kind() {
-                IoErrorKind::AddrInUse => Error::new(ErrorKind::Conflict, message).with_code(PORT_IN_USE),
-                _ => Error::new(ErrorKind::Backend, message),
-            }
-            .with_source(cause)
-        })?;
-        Ok(Self { listener, token: Token::random()? })
+        Ok(Self { listener: bind(number)?, token: Token::random()? })
     }
 
     /// Makes it of use to this runtime.
     ///
     /// # Errors
     ///
-    /// `backend` when it can not be watched.
+    /// As for [`watch`].
     pub(crate) fn listen(self) -> Result<(TcpListener, Token)> {
-        let Self { listener, token } = self;
-        let listener = TcpListener::from_std(listener)
-            .map_err(|cause| Error::new(ErrorKind::Backend, "the port can not be watched").with_source(cause))?;
-        Ok((listener, token))
+        Ok((watch(self.listener)?, self.token))
     }
+}
+
+/// Listens on a port of the loopback.
+///
+/// # Errors
+///
+/// `conflict` with code [`PORT_IN_USE`]; `backend` with what else the system says.
+pub(crate) fn bind(number: u16) -> Result<StdTcpListener> {
+    let opened = StdTcpListener::bind((Ipv4Addr::LOCALHOST, number))
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+    opened.map_err(|cause| {
+        let message = format!("port {number} can not be listened on");
+        match cause.kind() {
+            IoErrorKind::AddrInUse => Error::new(ErrorKind::Conflict, message).with_code(PORT_IN_USE),
+            _ => Error::new(ErrorKind::Backend, message),
+        }
+        .with_source(cause)
+    })
+}
+
+/// Makes a listener of use to this runtime.
+///
+/// # Errors
+///
+/// `backend` when it can not be watched.
+pub(crate) fn watch(listener: StdTcpListener) -> Result<TcpListener> {
+    TcpListener::from_std(listener)
+        .map_err(|cause| Error::new(ErrorKind::Backend, "the port can not be watched").with_source(cause))
 }
 
 /// Serves a caller that knows the token.

@@ -33,7 +33,7 @@ use crate::{
     door::Door,
     footprint::forget_code,
     orphans::Reaper,
-    port::{Port, serve_caller, serve_proven},
+    port::{Port, serve_caller, serve_proven, watch},
 };
 
 /// After how long without the end of a request it counts as idle.
@@ -233,6 +233,14 @@ async fn serve_channel(channel: Channel, port: Option<Port>, token: Option<Token
                     .await
                 }
             }
+        }
+        Channel::Port(listener) => {
+            let (listener, token) = (watch(listener)?, token.map_or_else(Token::random, Ok)?);
+            accept(async || {
+                let (stream, _) = listener.accept().await?;
+                Ok(Some(serve_proven(served.clone(), stream, token.clone())))
+            })
+            .await
         }
         Channel::Listener(listener, _file) => {
             listener.set_nonblocking(true).map_err(unwatched)?;

@@ -729,7 +729,10 @@ impl Backend for DockerBackend {
     }
 
     async fn start(&self) -> Result<()> {
-        let Ready { base, .. } = self.0.ready().await?;
+        let Ready { base, owner, .. } = self.0.ready().await?;
+        if let Err(error) = metadata::sweep(&self.0.engine, owner).await {
+            tracing::warn!(error = %error.report(), "could not remove what an earlier run had left");
+        }
         let base = Arc::clone(base);
         if let Err(error) = blocking(move || base.sweep_trash()).await {
             tracing::warn!(error = %error.report(), "could not delete what an earlier run had left");

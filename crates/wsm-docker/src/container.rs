@@ -44,6 +44,10 @@ pub(crate) const LABEL_REACH: &str = "wsm.reach";
 /// Which addresses of the outside are to be blocked before anybody is let in.
 pub(crate) const LABEL_BLOCKED: &str = "wsm.blocked";
 
+/// Says of a container that only blocks addresses for another one which installation made it. It is no workspace, so it has not
+/// the label of those.
+pub(crate) const LABEL_BLOCKER: &str = "wsm.blocker";
+
 const NAME_PREFIX: &str = "wsm_";
 
 /// The name of a workspace's container.

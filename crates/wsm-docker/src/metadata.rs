@@ -5,6 +5,7 @@
 //! that refuses is found before any device that a socket is bound to.
 
 use std::{
+    collections::HashMap,
     net::{Ipv4Addr, SocketAddr},
     pin::Pin,
     time::Duration,
@@ -14,7 +15,7 @@ use bollard::{
     container::{AttachContainerResults, LogOutput},
     errors::Error as EngineError,
     models::{ContainerCreateBody, HostConfig, HostConfigLogConfig},
-    query_parameters::AttachContainerOptionsBuilder,
+    query_parameters::{AttachContainerOptionsBuilder, ListContainersOptionsBuilder},
 };
 use futures::{Stream, TryStreamExt};
 use tokio::{net::TcpStream, time::timeout};
@@ -23,7 +24,7 @@ use wsm_core::{Error, ErrorKind, Probe, Result};
 
 use crate::{
     client::{Engine, LONG, SHORT},
-    container::{GATEWAY, LABEL_MARK, LABEL_OWNER},
+    container::{GATEWAY, LABEL_BLOCKER, LABEL_MARK},
     workspace::remove,
 };
 
@@ -64,7 +65,7 @@ impl Blocker {
         if addresses.is_empty() {
             return Ok(None);
         }
-        let labels = [(LABEL_MARK, "true"), (LABEL_OWNER, owner)];
+        let labels = [(LABEL_MARK, "true"), (LABEL_BLOCKER, owner)];
         let body = ContainerCreateBody {
             image: Some(image.to_owned()),
             user: Some("0:0".to_owned()),
@@ -77,6 +78,7 @@ impl Blocker {
                 cap_add: Some(vec!["NET_ADMIN".to_owned()]),
                 security_opt: Some(vec!["no-new-privileges".to_owned()]),
                 readonly_rootfs: Some(true),
+                auto_remove: Some(true),
                 log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
                 ..HostConfig::default()
             }),
@@ -146,6 +148,29 @@ fn failed(said: &str) -> Error {
         said.trim()
     );
     Error::new(ErrorKind::Backend, message).with_field("block_metadata")
+}
+
+/// Removes what an earlier process of the installation had made and did not come to start.
+///
+/// # Errors
+///
+/// What [`Engine::call`] says.
+///
+/// # Cancel safety
+///
+/// A dropped call leaves the rest.
+pub(crate) async fn sweep(engine: &Engine, owner: &str) -> Result<()> {
+    let filters = HashMap::from([
+        ("label", vec![format!("{LABEL_BLOCKER}={owner}")]),
+        ("status", vec!["created".to_owned(), "exited".to_owned(), "dead".to_owned()]),
+    ]);
+    let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
+    let listed = engine.docker()?.list_containers(Some(options));
+    // One that another process is about to start is missed by it, which then tries again.
+    for container in engine.call("list the containers", SHORT, listed).await? {
+        remove(engine, &container.id.unwrap_or_default()).await?;
+    }
+    Ok(())
 }
 
 /// Says so when this machine can reach such a service, and nothing keeps workspaces from it.

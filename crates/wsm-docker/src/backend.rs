@@ -7,12 +7,12 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use bollard::{
-    models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum, ContainerSummaryStateEnum},
+    models::ContainerSummaryStateEnum,
     query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder},
 };
 use bytes::Bytes;
@@ -40,8 +40,7 @@ use crate::{
     client::{Engine, LONG, SHORT, if_found},
     config::{Connect, DockerConfig, DockerNetwork},
     container::{
-        self, LABEL_ATTEMPT, LABEL_BLOCKED, LABEL_DIRECTORY, LABEL_ID, LABEL_OWNER, LABEL_REACH, Policy,
-        TOKEN_VARIABLE, WORKDIR, name, network_name,
+        self, LABEL_BLOCKED, LABEL_DIRECTORY, LABEL_ID, LABEL_OWNER, LABEL_REACH, Policy, WORKDIR, name, network_name,
     },
     hold::{self, Hold},
     image::{self, Images, Recipe},
@@ -49,7 +48,9 @@ use crate::{
     metadata::{self, Blocker},
     network,
     reach::{Reach, connect},
-    refusal, restart, user,
+    refusal,
+    seen::{Seen, inspect},
+    user,
     workspace::{Live, remove},
 };
 
@@ -95,90 +96,6 @@ impl Ready {
     /// A file of this backend's own in the basedir.
     fn internal(&self, name: &str) -> PathBuf {
         PathBuf::from(self.base.path()).join(".wsm").join(name)
-    }
-}
-
-/// What an engine says of a container.
-#[derive(Debug)]
-pub(crate) struct Seen {
-    /// The engine's own id.
-    pub(crate) container: String,
-    pub(crate) is_running: bool,
-    is_paused: bool,
-    /// Whether it was never started.
-    is_fresh: bool,
-    /// Whether it has ended and can be started again.
-    has_exited: bool,
-    /// Why it has ended, if it has.
-    pub(crate) cause: Cause,
-    ended_at: Option<SystemTime>,
-    labels: HashMap<String, String>,
-    token: Option<Token>,
-    /// The call that made it.
-    attempt: String,
-    exit_code: Option<i64>,
-    /// When it was last started, as the engine writes it.
-    pub(crate) started_at: String,
-    /// What the engine calls the image that it was made from, also after that has lost its name.
-    image: String,
-}
-
-/// Asks for a container; none when there definitely is no such one.
-///
-/// # Errors
-///
-/// As for [`Engine::call`].
-///
-/// # Cancel safety
-///
-/// Changes nothing.
-pub(crate) async fn inspect(engine: &Engine, container: &str) -> Result<Option<Seen>> {
-    let inspected = engine.docker()?.inspect_container(container, None);
-    let Some(mut seen) = if_found(engine.call("look at the container", SHORT, inspected).await)?.map(Seen::from) else {
-        return Ok(None);
-    };
-    if seen.cause == Cause::Killed
-        && let Some(ended) = seen.ended_at
-        && let Some(started) = restart::started_at(&engine.host).await
-        && restart::explains(started, ended)
-    {
-        seen.cause = Cause::EngineRestarted;
-    }
-    Ok(Some(seen))
-}
-
-impl From<ContainerInspectResponse> for Seen {
-    fn from(seen: ContainerInspectResponse) -> Self {
-        let ContainerInspectResponse { id, state, config, image, .. } = seen;
-        let config = config.unwrap_or_default();
-        let ContainerState { status, running, paused, oom_killed, exit_code, started_at, finished_at, .. } =
-            state.unwrap_or_default();
-        let variables = config.env.unwrap_or_default();
-        let token = variables.iter().find_map(|variable| variable.strip_prefix(TOKEN_VARIABLE)?.strip_prefix('='));
-        let labels = config.labels.unwrap_or_default();
-        Self {
-            attempt: labels.get(LABEL_ATTEMPT).cloned().unwrap_or_default(),
-            container: id.unwrap_or_default(),
-            is_running: running == Some(true),
-            is_paused: paused == Some(true),
-            is_fresh: status == Some(ContainerStateStatusEnum::CREATED),
-            has_exited: status == Some(ContainerStateStatusEnum::EXITED),
-            cause: match (oom_killed, exit_code) {
-                (Some(true), _) => Cause::OutOfMemory,
-                // 128 and the number of a signal: what `docker kill`, `docker stop` and a stopping engine leave. And 255
-                // stands for the code of one that ended while there was no engine.
-                (_, Some(129..=192 | 255)) => Cause::Killed,
-                // The gateway ends so when it is told to.
-                (_, Some(0)) if running == Some(false) => Cause::Killed,
-                _ => Cause::Unknown,
-            },
-            ended_at: finished_at.and_then(|text| humantime::parse_rfc3339(&text).ok()),
-            labels,
-            exit_code,
-            started_at: started_at.unwrap_or_default(),
-            image: image.unwrap_or_default(),
-            token: token.and_then(Token::from_text),
-        }
     }
 }
 
@@ -359,7 +276,7 @@ impl Inner {
                     match self.wait_for_answer(&seen.container, &reach, &token).await {
                         Ok(()) => {
                             // Whoever made it may have ended before it had done so, or somebody else has started it again.
-                            self.block(ready, &seen).await?;
+                            self.block(ready, &seen, asked).await?;
                             let revival = Revival::Running;
                             return Ok(Revived { container: seen.container, token, reach, revival });
                         }
@@ -376,7 +293,7 @@ impl Inner {
                     match self.engine.call("start the container", LONG, started).await {
                         Ok(()) => {
                             self.wait_for_answer(&seen.container, &reach, &token).await?;
-                            self.block(ready, &seen).await?;
+                            self.block(ready, &seen, asked).await?;
                             // One that another process makes at this moment was never anything else.
                             let revival = if seen.is_fresh { Revival::Running } else { Revival::Started(seen.cause) };
                             return Ok(Revived { container: seen.container, token, reach, revival });
@@ -450,8 +367,18 @@ impl Inner {
             }
             let started = self.engine.docker()?.start_container(&created.id, None);
             let started = self.engine.call("start the container", LONG, started);
-            let blocker = Blocker::prepare(&self.engine, &created.id, &image.tag, blocked, &ready.owner);
             // Nobody is let in before all of it is done, and much of it can be done at once.
+            if metadata::can_enter(&self.engine) {
+                started.await?;
+                let block = async {
+                    let seen = inspect(&self.engine, &created.id).await?;
+                    let ended = || Error::new(ErrorKind::NotFound, "the container was removed when it was started");
+                    self.block(ready, &seen.ok_or_else(ended)?, asked).await
+                };
+                let (answered, blocked) = tokio::join!(self.wait_for_answer(&created.id, &reach, &token), block);
+                return answered.and(blocked);
+            }
+            let blocker = Blocker::prepare(&self.engine, &created.id, &image.tag, blocked, &ready.owner);
             let (started, blocker) = tokio::join!(started, blocker);
             if let Err(error) = started {
                 blocker.into_iter().flatten().for_each(|blocker| blocker.discard(&self.engine, &self.tasks));
@@ -541,8 +468,11 @@ impl Inner {
     }
 
     /// Blocks what a container's label says.
-    async fn block(&self, ready: &Ready, seen: &Seen) -> Result<()> {
+    async fn block(&self, ready: &Ready, seen: &Seen, asked: &Asked) -> Result<()> {
         let Some(addresses) = seen.labels.get(LABEL_BLOCKED) else { return Ok(()) };
+        if metadata::block_from_here(&self.engine, seen, addresses, &asked.init.path).await {
+            return Ok(());
+        }
         match Blocker::prepare(&self.engine, &seen.container, &seen.image, addresses, &ready.owner).await? {
             Some(blocker) => blocker.run(&self.engine, &self.tasks).await,
             None => Ok(()),

@@ -45,6 +45,10 @@ pub(crate) const LABEL_REACH: &str = "wsm.reach";
 /// Which addresses of the outside are to be blocked before anybody is let in.
 pub(crate) const LABEL_BLOCKED: &str = "wsm.blocked";
 
+/// Says of a container that only blocks addresses for another one which installation made it. It is no workspace, so it has not
+/// the label of those.
+pub(crate) const LABEL_BLOCKER: &str = "wsm.blocker";
+
 /// The name of a workspace's container: two installations may use one engine, and have workspaces of one id.
 pub(crate) fn name(owner: &str, id: &WorkspaceId) -> String {
     let prefix = format!("wsm-{}_", &owner[..8]);

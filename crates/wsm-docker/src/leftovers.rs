@@ -8,7 +8,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bollard::{
@@ -23,13 +23,13 @@ use wsm_host::{Basedir, blocking, remove_tree};
 
 use crate::{
     client::{Engine, LONG, SHORT, if_found},
-    container::{LABEL_ATTEMPT, LABEL_ID, LABEL_OWNER},
+    container::{LABEL_ATTEMPT, LABEL_BLOCKER, LABEL_ID, LABEL_OWNER},
     hold,
     image::LABEL_IMAGE,
     workspace::remove,
 };
 
-/// How old a directory of a socket must be that no container has: one that is made just now has none either.
+/// How old must be what only helps to make something, or is made before it: it may be just now.
 const YOUNG: Duration = Duration::from_secs(15 * 60);
 
 /// An installation and where its things are.
@@ -66,6 +66,7 @@ impl House<'_> {
                 found.push(Leftover::new(LeftoverKind::Sandbox, shown_name(container), reason).with_workspace(id));
             }
         }
+        found.extend(self.blockers().await?);
         found.extend(self.volumes().await?);
         found.extend(self.networks(&containers).await?);
         found.extend(self.images().await?);
@@ -119,6 +120,22 @@ impl House<'_> {
         let options = ListContainersOptionsBuilder::default().all(true).filters(&self.own()).build();
         let listed = self.engine.docker()?.list_containers(Some(options));
         self.engine.call("list the containers", SHORT, listed).await
+    }
+
+    /// Containers that helped to start another one, and that nobody has removed then.
+    async fn blockers(&self) -> Result<Vec<Leftover>> {
+        let filters = HashMap::from([("label", vec![format!("{LABEL_BLOCKER}={}", self.owner)])]);
+        let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
+        let listed = self.engine.docker()?.list_containers(Some(options));
+        let listed = self.engine.call("list the containers", SHORT, listed).await?;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let is_old = |container: &ContainerSummary| {
+            let created = container.created.and_then(|seconds| u64::try_from(seconds).ok());
+            now.saturating_sub(Duration::from_secs(created.unwrap_or(0))) > YOUNG
+        };
+        let reason = "it helped to start another one";
+        let leftover = |container| Leftover::new(LeftoverKind::Sandbox, shown_name(&container), reason);
+        Ok(listed.into_iter().filter(is_old).map(leftover).collect())
     }
 
     async fn volumes(&self) -> Result<Vec<Leftover>> {

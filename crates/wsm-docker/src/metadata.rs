@@ -6,6 +6,7 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
+    path::Path,
     pin::Pin,
     time::Duration,
 };
@@ -17,13 +18,17 @@ use bollard::{
     query_parameters::AttachContainerOptionsBuilder,
 };
 use futures::{Stream, TryStreamExt};
+use rustix::process::geteuid;
 use tokio::{net::TcpStream, time::timeout};
 use tokio_util::task::TaskTracker;
 use wsm_core::{Error, ErrorKind, Probe, Result};
+use wsm_host::blocking;
 
 use crate::{
     client::{Engine, LONG, SHORT},
-    container::{GATEWAY, LABEL_MARK, LABEL_OWNER},
+    container::{GATEWAY, LABEL_BLOCKER, LABEL_ID, LABEL_MARK},
+    enter,
+    seen::Seen,
     workspace::remove,
 };
 
@@ -64,7 +69,7 @@ impl Blocker {
         if addresses.is_empty() {
             return Ok(None);
         }
-        let labels = [(LABEL_MARK, "true"), (LABEL_OWNER, owner)];
+        let labels = [(LABEL_MARK, "true"), (LABEL_BLOCKER, owner)];
         let body = ContainerCreateBody {
             image: Some(image.to_owned()),
             user: Some("0:0".to_owned()),
@@ -77,6 +82,7 @@ impl Blocker {
                 cap_add: Some(vec!["NET_ADMIN".to_owned()]),
                 security_opt: Some(vec!["no-new-privileges".to_owned()]),
                 readonly_rootfs: Some(true),
+                auto_remove: Some(true),
                 log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
                 ..HostConfig::default()
             }),
@@ -133,6 +139,45 @@ impl Blocker {
                 tracing::warn!(container = self.container, error = %error.report(), "a container of no use is left");
             }
         });
+    }
+}
+
+/// Whether this process may change the network of containers itself, which takes milliseconds rather than another container.
+pub(crate) fn can_enter(engine: &Engine) -> bool {
+    engine.is_local() && geteuid().is_root()
+}
+
+/// Blocks addresses in the network of a running container, by the gateway's program run there. False where this process can
+/// not, for whatever reason: another container can.
+///
+/// # Cancel safety
+///
+/// A dropped call may have blocked them or not.
+pub(crate) async fn block_from_here(engine: &Engine, seen: &Seen, addresses: &str, program: &Path) -> bool {
+    let (Some(pid), true) = (seen.pid.filter(|pid| *pid > 0), can_enter(engine)) else { return false };
+    if addresses.is_empty() {
+        return true;
+    }
+    let Some(id) = seen.labels.get(LABEL_ID).cloned() else { return false };
+    let (arguments, program) = (arguments(addresses).collect::<Vec<_>>(), program.to_owned());
+    let entered = blocking(move || {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let own = format!("\0--id\0{id}\0");
+        let is_meant = |line: &[u8]| {
+            line.starts_with(GATEWAY.as_bytes()) && line.windows(own.len()).any(|part| part == own.as_bytes())
+        };
+        Ok(enter::run(pid, is_meant, &program, &arguments))
+    });
+    match entered.await {
+        Ok(Ok(Some(output))) if output.stdout == DONE.as_bytes() => true,
+        Ok(entered) => {
+            tracing::debug!(?entered, "addresses can not be blocked from here");
+            false
+        }
+        Err(error) => {
+            tracing::debug!(error = %error.report(), "addresses can not be blocked from here");
+            false
+        }
     }
 }
 

@@ -8,10 +8,10 @@ use wsm_core::{Capabilities, Cause, Connection, Error, ErrorKind, Result, Worksp
 use wsm_host::{Directory, Identity, Place, Sandbox, blocking, handshake::Token};
 
 use crate::{
-    backend::{Seen, inspect},
     client::{Engine, LONG, if_found},
     hold::Hold,
     reach::{Reach, connect},
+    seen::{Seen, inspect},
 };
 
 /// How long the gateway has for ending its commands, in seconds.

@@ -187,10 +187,10 @@ async fn metadata_services_are_not_reached_from_the_private_network() {
     assert_blocked(&*opened.workspace).await;
     // The rest of the outside is as it was, and so are the helpers gone.
     let owner = std::fs::read_to_string(contained.base.path().join(".wsm/installation")).unwrap();
-    let filter = format!("label=wsm.owner={owner}");
+    let filter = format!("label=wsm.blocker={owner}");
     for look in 0.. {
-        let left = docker_says(&["ps", "--all", "--format", "{{.Names}}", "--filter", &filter]);
-        if left.lines().all(|name| name.starts_with("wsm_")) {
+        let left = docker_says(&["ps", "--all", "--quiet", "--filter", &filter]);
+        if left.is_empty() {
             break;
         }
         assert!(look < 50, "{left}");

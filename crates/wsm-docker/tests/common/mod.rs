@@ -127,10 +127,13 @@ impl Drop for Contained {
 /// Removes what an installation has left in the engine for tests.
 pub(crate) fn tidy_up(base: &Path) {
     let Ok(owner) = std::fs::read_to_string(base.join(".wsm/installation")) else { return };
-    let filter = format!("label=wsm.owner={owner}");
-    for id in docker_says(&["ps", "--all", "--quiet", "--filter", &filter]).lines() {
-        docker(&["rm", "--force", "--volumes", id]);
+    for label in ["wsm.owner", "wsm.blocker"] {
+        let filter = format!("label={label}={owner}");
+        for id in docker_says(&["ps", "--all", "--quiet", "--filter", &filter]).lines() {
+            docker(&["rm", "--force", "--volumes", id]);
+        }
     }
+    let filter = format!("label=wsm.owner={owner}");
     for id in docker_says(&["network", "ls", "--quiet", "--filter", &filter]).lines() {
         docker(&["network", "rm", id]);
     }

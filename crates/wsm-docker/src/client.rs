@@ -128,7 +128,9 @@ impl Engine {
             if let Some(explained) = tls::explain(&error, &self.host, self.tls.as_deref()) {
                 return explained;
             }
-            let reached = format!("the engine at {} can not be reached to {what}: is it running?", self.host);
+            // Whoever refuses a certificate may hang up before that could be read.
+            let doubt = if self.tls.is_some() { ", and does it accept this side's certificate" } else { "" };
+            let reached = format!("the engine at {} can not be reached to {what}: is it running{doubt}?", self.host);
             let error = match error {
                 EngineError::JsonDataError { .. } | EngineError::DockerStreamError { .. } => {
                     Error::new(ErrorKind::Backend, format!("the engine could not {what}")).with_source(error)

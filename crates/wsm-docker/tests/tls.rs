@@ -101,10 +101,18 @@ impl Drop for Dockerd {
     }
 }
 
+/// Why an engine is not reached. It may hang up before its reason could be read, which is told as a doubt.
 async fn refused(config: DockerConfig) -> wsm_core::Error {
-    let error = config.build().unwrap().probe().await.unwrap_err();
-    println!("{error}");
-    error
+    let backend = config.build().unwrap();
+    for _ in 0..20 {
+        let error = backend.probe().await.unwrap_err();
+        println!("{error}");
+        if error.kind() != ErrorKind::Unavailable {
+            return error;
+        }
+        assert!(error.to_string().contains("does it accept this side's certificate?"), "{error}");
+    }
+    panic!("it never says why");
 }
 
 #[tokio::test(flavor = "multi_thread")]

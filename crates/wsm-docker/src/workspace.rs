@@ -51,15 +51,16 @@ impl Sandbox for Live {
     }
 
     async fn connect(self: Arc<Self>) -> Result<Connection> {
-        match connect(&self.engine, &self.container, &self.reach, &self.token).await {
-            Ok(channel) => Ok(Connection::Bytes(channel)),
-            Err(error) => match self.death().await? {
-                Some(_) => {
-                    let message = "the container has ended: ask for the workspace again";
-                    Err(Error::new(ErrorKind::Gone, message).with_source(error))
-                }
-                None => Err(error),
-            },
+        let connected = connect(&self.engine, &self.container, &self.reach, &self.token).await;
+        // Also when it answers: it may not be what it was. While there is no engine, nobody can have changed it.
+        match (connected, self.death().await) {
+            (Ok(channel), Ok(None) | Err(_)) => Ok(Connection::Bytes(channel)),
+            (Err(error), Ok(None)) => Err(error),
+            (Err(_), Err(undecided)) => Err(undecided),
+            (connected, Ok(Some(_))) => {
+                let gone = Error::new(ErrorKind::Gone, "the container has ended: ask for the workspace again");
+                Err(connected.err().map_or(gone.clone(), |error| gone.with_source(error)))
+            }
         }
     }
 

@@ -16,8 +16,8 @@ use common::{Gated, engine, gated, program};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{task::block_in_place, time::Instant};
 use wsm_core::{
-    Backend, Cause, ErrorKind, ExitStatus, Health, Loss, OpenRequest, Opened, OutcomeKind, Result, WorkspaceExt,
-    WorkspaceId,
+    Backend, Cause, Endpoint, ErrorKind, ExitStatus, Health, Loss, OpenRequest, Opened, OutcomeKind, Result,
+    WorkspaceExt, WorkspaceId,
 };
 use wsm_docker::{Connect, DockerConfig, DockerNetwork};
 
@@ -187,6 +187,8 @@ async fn away(engine: &mut Engine) {
     open(&backend, "put-away").await.unwrap().workspace.suspend().await.unwrap();
     block_in_place(|| engine.down(Signal::KILL));
     assert_eq!(workspace.read_text("f", 100).await.unwrap(), "kept\n", "the socket needs no engine");
+    let connected = workspace.connect(&Endpoint::Init).await;
+    assert!(connected.is_ok(), "nor does a new connection: {:?}", connected.err());
     for id in ["left", "put-away", "new"] {
         let error = open(&backend, id).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");

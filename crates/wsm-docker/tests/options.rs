@@ -367,6 +367,7 @@ async fn over_a_port_only_whoever_knows_the_token_comes_in() {
     let adopted = sockets.open(request(&id)).await.unwrap();
     assert_eq!(adopted.outcome.kind, OutcomeKind::Reattached);
     assert_eq!(adopted.workspace.sh("echo adopted").await.unwrap().stdout.to_text(), "adopted\n");
+    workspace.suspend().await.unwrap();
     adopted.workspace.suspend().await.unwrap();
     let made = sockets.open(request(&id)).await.unwrap();
     assert_eq!(made.outcome.kind, OutcomeKind::Resumed);

@@ -342,6 +342,18 @@ mod tests {
         assert!(said(500, "OCI runtime").to_string().contains("start it: OCI runtime"));
     }
 
+    /// As one does that hangs: it takes the connection, and that is all.
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_that_does_not_answer_is_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let engine = Engine::new(Some(&format!("unix://{}", path.display())), None).unwrap();
+        let error = engine.call("answer", SHORT, engine.docker().unwrap().ping()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.to_string().contains("did not answer within 30s"), "{error}");
+    }
+
     #[test]
     fn an_engine_that_is_not_there_is_unavailable_and_never_an_absence() {
         let engine = Engine::new(Some("unix:///nowhere/docker.sock"), None).unwrap();

@@ -10,7 +10,7 @@ use common::{Contained, containers, docker, engine, gated, program};
 use wsm_core::{
     Backend, Cause, ErrorKind, ExitStatus, Health, Loss, OpenRequest, OutcomeKind, WorkspaceExt, WorkspaceId,
 };
-use wsm_docker::DockerConfig;
+use wsm_docker::{DockerConfig, ExtraMount};
 
 fn unique(name: &str) -> String {
     format!("{name}-{}", WorkspaceId::random())
@@ -144,4 +144,26 @@ async fn an_image_that_can_not_be_built_says_why_and_leaves_nothing() {
     assert_eq!((error.kind(), error.code()), (ErrorKind::Unavailable, "image_failed"), "{error}");
     assert!(error.to_string().contains("no-such-base:none"), "{error}");
     assert!(containers(id.as_str()).is_empty());
+}
+
+/// Whatever fails after the container was made, the container goes with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_does_not_start_leaves_nothing() {
+    let mount =
+        ExtraMount { source: "/bin/false".into(), target: "/usr/local/lib/wsm/gateway".into(), writable: false };
+    let broken = |mut config: DockerConfig| {
+        config.mounts.push(mount);
+        config
+    };
+    let Some(contained) = Contained::new(broken).await else { return };
+    let id = WorkspaceId::new(unique("broken")).unwrap();
+    let error = contained.backend.open(OpenRequest::new(id.clone())).await.unwrap_err();
+    assert!(error.to_string().contains("the container ended before it was ready"), "{error}");
+    assert!(containers(id.as_str()).is_empty());
+    let left = std::fs::read_dir(contained.base.path().join(".wsm/run")).map_or(0, Iterator::count);
+    assert_eq!(left, 0, "no directory of a socket is left");
+    let working = DockerConfig::new(contained.base.path()).with_host(engine().unwrap());
+    let working = gated(working, program().unwrap()).unwrap();
+    let opened = working.open(OpenRequest::new(id)).await.unwrap();
+    assert_eq!(opened.outcome.kind, OutcomeKind::Created, "nobody was told before");
 }

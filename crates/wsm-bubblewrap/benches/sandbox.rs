@@ -19,9 +19,8 @@ use std::{
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, future::join_all, stream};
 use wsm_bubblewrap::{BubblewrapConfig, BubblewrapWorkspaceManager, Network};
-use wsm_core::{
-    Command, GetRequest, ReadOptions, Scope, WorkspaceExt, WorkspaceHandle, WorkspaceId, WorkspaceManager, WriteOptions,
-};
+use wsm_conformance::measure::{Rates, Spread, millis};
+use wsm_core::{Command, GetRequest, Scope, WorkspaceExt, WorkspaceHandle, WorkspaceId, WorkspaceManager};
 use wsm_gateway::{GatewayLayer, find_program, load_program};
 
 /// Enough for a middle that stays.
@@ -84,7 +83,7 @@ fn bare() -> Duration {
 }
 
 async fn opening(manager: &BubblewrapWorkspaceManager) {
-    let (mut bare_times, mut opened, mut ready) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut bare_times, mut opened, mut ready) = (Spread::default(), Spread::default(), Spread::default());
     // The directory exists then.
     drop(manager.get_workspace(&get("opened")).await.unwrap());
     for _ in 0..OPENINGS {
@@ -96,15 +95,16 @@ async fn opening(manager: &BubblewrapWorkspaceManager) {
         assert!(workspace.exec(Command::new("true")).await.unwrap().status.success());
         ready.push(begun.elapsed());
     }
-    println!("a bare `bwrap … true`:                      {}", Spread(bare_times.clone()));
-    println!("opening an existing workspace:               {}", Spread(opened));
-    println!("opening it, and `true` inside:               {}", Spread(ready.clone()));
-    let more = middle(&ready).saturating_sub(middle(&bare_times));
+    println!("a bare `bwrap … true`:                      {bare_times}");
+    println!("opening an existing workspace:               {opened}");
+    println!("opening it, and `true` inside:               {ready}");
+    let more = ready.middle().saturating_sub(bare_times.middle());
     println!("  more than the bare one:                    {:.2} ms (at most 60)", millis(more));
 }
 
 async fn calls(workspace: &WorkspaceHandle) {
-    let (mut bare_times, mut exec, mut write, mut read) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut bare_times, mut exec, mut write, mut read) =
+        (Spread::default(), Spread::default(), Spread::default(), Spread::default());
     let kibibyte = Bytes::from(vec![7; 1024]);
     for _ in 0..ROUNDS {
         bare_times.push(bare());
@@ -118,29 +118,14 @@ async fn calls(workspace: &WorkspaceHandle) {
         assert_eq!(workspace.read_bytes("kibibyte", 2048).await.unwrap().len(), 1024);
         read.push(begun.elapsed());
     }
-    println!("a new `bwrap … true` for each command:      {}", Spread(bare_times));
-    println!("exec `true` in the open workspace:           {} (at most 2)", Spread(exec));
-    println!("writing 1 KiB:                               {} (at most 0.5)", Spread(write));
-    println!("reading 1 KiB:                               {} (at most 0.5)", Spread(read));
+    println!("a new `bwrap … true` for each command:      {bare_times}");
+    println!("exec `true` in the open workspace:           {exec} (at most 2)");
+    println!("writing 1 KiB:                               {write} (at most 0.5)");
+    println!("reading 1 KiB:                               {read} (at most 0.5)");
 
-    let piece = Bytes::from(vec![7; 256 << 10]);
-    let rate = |begun: Instant| LARGE as f64 / 1e6 / begun.elapsed().as_secs_f64();
-    let (mut writes, mut reads) = (Vec::new(), Vec::new());
-    for _ in 0..5 {
-        let pieces = std::iter::repeat_n(piece.clone(), LARGE / piece.len());
-        let body = stream::iter(pieces.map(Ok)).boxed();
-        let begun = Instant::now();
-        workspace.write("/dev/shm/large", body, WriteOptions::default()).await.unwrap();
-        writes.push(rate(begun));
-        let begun = Instant::now();
-        let file = workspace.read("/dev/shm/large", ReadOptions::default()).await.unwrap();
-        let length = file.body.try_fold(0, async |sum, bytes| Ok(sum + bytes.len())).await.unwrap();
-        assert_eq!(length, LARGE);
-        reads.push(rate(begun));
-        workspace.sh("rm /dev/shm/large").await.unwrap();
-    }
-    println!("writing 64 MiB, best and worst of 5:         {}", rates(&mut writes));
-    println!("reading 64 MiB, best and worst of 5:         {}", rates(&mut reads));
+    let rates = Rates::of(&**workspace, "/dev/shm/large", LARGE, 5).await.unwrap();
+    println!("writing 64 MiB, best and worst of 5:         {} (at least 500)", rates.writes());
+    println!("reading 64 MiB, best and worst of 5:         {} (at least 500)", rates.reads());
 
     let begun = Instant::now();
     let commands = (0..CONCURRENT).map(|number| workspace.exec(Command::shell(format!("echo {number}"))));
@@ -211,31 +196,4 @@ fn memory(pid: u32) -> (u64, u64) {
         line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
     };
     (field("status", "VmRSS:"), field("smaps_rollup", "Pss:"))
-}
-
-fn middle(times: &[Duration]) -> Duration {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    times[times.len() / 2]
-}
-
-fn millis(time: Duration) -> f64 {
-    time.as_secs_f64() * 1000.0
-}
-
-fn rates(rates: &mut [f64]) -> String {
-    rates.sort_by(f64::total_cmp);
-    format!("{:.0} and {:.0} MB/s (at least 500)", rates[rates.len() - 1], rates[0])
-}
-
-/// The middle of some times, and what 95 of 100 stay below.
-struct Spread(Vec<Duration>);
-
-impl std::fmt::Display for Spread {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut times = self.0.clone();
-        times.sort_unstable();
-        let high = times[times.len() * 95 / 100];
-        write!(f, "{:6.2} ms in the middle, {:6.2} ms at the 95th", millis(middle(&times)), millis(high))
-    }
 }

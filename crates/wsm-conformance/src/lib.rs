@@ -4,6 +4,7 @@
 mod cases;
 mod context;
 mod layered;
+pub mod measure;
 mod report;
 mod runner;
 mod subject;

@@ -21,11 +21,11 @@ use bollard::{
     query_parameters::{CreateContainerOptionsBuilder, RemoveContainerOptionsBuilder, StopContainerOptionsBuilder},
 };
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, future::join_all, stream};
+use futures::future::join_all;
 use serde_json::{Value, json};
+use wsm_conformance::measure::{Rates, Spread, millis};
 use wsm_core::{
-    AgentId, Command, GetRequest, ReadOptions, Scope, SessionId, WorkspaceExt, WorkspaceHandle, WorkspaceId,
-    WorkspaceManager, WriteOptions,
+    AgentId, Command, GetRequest, Scope, SessionId, WorkspaceExt, WorkspaceHandle, WorkspaceId, WorkspaceManager,
 };
 use wsm_docker::{DockerConfig, DockerWorkspaceManager};
 use wsm_gateway::{GatewayClient, GatewayLayer, McpHeaders, McpServerKey, McpServerSpec, find_program, load_program};
@@ -130,7 +130,8 @@ async fn opening(manager: &DockerWorkspaceManager, engine: &Docker) {
     let body = body_of(engine, "opened").await;
     // The directory of the socket, which goes away with the workspace.
     let directory = body.host_config.as_ref().unwrap().mounts.as_ref().unwrap()[1].source.clone().unwrap();
-    let (mut bare_times, mut opened, mut ready, mut runs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut bare_times, mut opened, mut ready, mut runs) =
+        (Spread::default(), Spread::default(), Spread::default(), Spread::default());
     let image = body.image.clone().unwrap();
     let id = WorkspaceId::new("opened").unwrap();
     for _ in 0..OPENINGS {
@@ -150,16 +151,17 @@ async fn opening(manager: &DockerWorkspaceManager, engine: &Docker) {
         assert!(workspace.exec(Command::new("true")).await.unwrap().status.success());
         ready.push(begun.elapsed());
     }
-    let allowed = middle(&bare_times).mul_f64(1.15) + Duration::from_millis(30);
-    println!("`docker run --rm … true`:                    {}", Spread(runs));
-    println!("the same container, created and started:     {}", Spread(bare_times));
-    println!("opening an existing workspace:               {} (at most {:.0})", Spread(opened), millis(allowed));
-    println!("opening it, and `true` inside:               {}", Spread(ready));
+    let allowed = bare_times.middle().mul_f64(1.15) + Duration::from_millis(30);
+    println!("`docker run --rm … true`:                    {runs}");
+    println!("the same container, created and started:     {bare_times}");
+    println!("opening an existing workspace:               {} (at most {:.0})", opened, millis(allowed));
+    println!("opening it, and `true` inside:               {ready}");
 }
 
 async fn calls(workspace: &WorkspaceHandle) {
     let container = container_of("calls");
-    let (mut by_docker, mut exec, mut write, mut read) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut by_docker, mut exec, mut write, mut read) =
+        (Spread::default(), Spread::default(), Spread::default(), Spread::default());
     let kibibyte = Bytes::from(vec![7; 1024]);
     for round in 0..ROUNDS {
         if round < COMMANDS {
@@ -177,29 +179,14 @@ async fn calls(workspace: &WorkspaceHandle) {
         assert_eq!(workspace.read_bytes("kibibyte", 2048).await.unwrap().len(), 1024);
         read.push(begun.elapsed());
     }
-    println!("`docker exec … true`:                        {}", Spread(by_docker));
-    println!("exec `true` in the open workspace:           {} (at most 3)", Spread(exec));
-    println!("writing 1 KiB:                               {} (at most 1)", Spread(write));
-    println!("reading 1 KiB:                               {} (at most 1)", Spread(read));
+    println!("`docker exec … true`:                        {by_docker}");
+    println!("exec `true` in the open workspace:           {exec} (at most 3)");
+    println!("writing 1 KiB:                               {write} (at most 1)");
+    println!("reading 1 KiB:                               {read} (at most 1)");
 
-    let piece = Bytes::from(vec![7; 256 << 10]);
-    let rate = |begun: Instant| LARGE as f64 / 1e6 / begun.elapsed().as_secs_f64();
-    let (mut writes, mut reads) = (Vec::new(), Vec::new());
-    for _ in 0..5 {
-        let pieces = std::iter::repeat_n(piece.clone(), LARGE / piece.len());
-        let body = stream::iter(pieces.map(Ok)).boxed();
-        let begun = Instant::now();
-        workspace.write("large", body, WriteOptions::default()).await.unwrap();
-        writes.push(rate(begun));
-        let begun = Instant::now();
-        let file = workspace.read("large", ReadOptions::default()).await.unwrap();
-        let length = file.body.try_fold(0, async |sum, bytes| Ok(sum + bytes.len())).await.unwrap();
-        assert_eq!(length, LARGE);
-        reads.push(rate(begun));
-        workspace.sh("rm large").await.unwrap();
-    }
-    println!("writing 64 MiB, best and worst of 5:         {}", rates(&mut writes));
-    println!("reading 64 MiB, best and worst of 5:         {}", rates(&mut reads));
+    let rates = Rates::of(&**workspace, "large", LARGE, 5).await.unwrap();
+    println!("writing 64 MiB, best and worst of 5:         {} (at least 300)", rates.writes());
+    println!("reading 64 MiB, best and worst of 5:         {} (at least 300)", rates.reads());
 }
 
 /// A server that this process talks to itself.
@@ -242,7 +229,7 @@ async fn mcp(workspace: &WorkspaceHandle) {
     let spec = McpServerSpec::stdio("python3").arg("/workspace/server.py");
     mcp.register(&key, &spec, &McpHeaders::new()).await.unwrap();
     let mut direct = Direct::start(script.path());
-    let (mut own, mut through) = (Vec::new(), Vec::new());
+    let (mut own, mut through) = (Spread::default(), Spread::default());
     for _ in 0..ROUNDS {
         let begun = Instant::now();
         direct.call();
@@ -251,16 +238,16 @@ async fn mcp(workspace: &WorkspaceHandle) {
         mcp.call(&key, "echo", serde_json::Map::new(), None).await.unwrap();
         through.push(begun.elapsed());
     }
-    let more = middle(&through).saturating_sub(middle(&own));
-    println!("a tool of MCP, called directly:              {}", Spread(own));
-    println!("the same through the gateway:                {}", Spread(through));
+    let more = through.middle().saturating_sub(own.middle());
+    println!("a tool of MCP, called directly:              {own}");
+    println!("the same through the gateway:                {through}");
     println!("  more than directly:                        {:.2} ms (at most 1)", millis(more));
 }
 
 async fn closing(manager: &DockerWorkspaceManager, engine: &Docker) {
     let ids: Vec<String> = (0..TOGETHER).map(|number| format!("together-{number}")).collect();
     let requests: Vec<GetRequest> = ids.iter().map(|id| get(id)).collect();
-    let mut alone = Vec::new();
+    let mut alone = Spread::default();
     for request in &requests[..10] {
         drop(manager.get_workspace(request).await.unwrap());
         let begun = Instant::now();
@@ -277,8 +264,8 @@ async fn closing(manager: &DockerWorkspaceManager, engine: &Docker) {
     let report = manager.close_all(Default::default()).await;
     let took = begun.elapsed();
     assert_eq!(report.closed, TOGETHER);
-    let allowed = middle(&alone) * 3;
-    println!("closing one:                                 {}", Spread(alone));
+    let allowed = alone.middle() * 3;
+    println!("closing one:                                 {alone}");
     println!("closing {TOGETHER} at once:                          {took:.2?} (at most {allowed:.2?})");
     // What the engine needs for the same by itself, whoever asks for it.
     let sockets = tempfile::tempdir().unwrap();
@@ -293,31 +280,4 @@ async fn closing(manager: &DockerWorkspaceManager, engine: &Docker) {
     let end = (0..TOGETHER).map(|number| end_bare(engine, format!("wsm-bench-{number}")));
     join_all(end).await;
     println!("the engine, stopping and removing as many:   {:.2?}", begun.elapsed());
-}
-
-fn middle(times: &[Duration]) -> Duration {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    times[times.len() / 2]
-}
-
-fn millis(time: Duration) -> f64 {
-    time.as_secs_f64() * 1000.0
-}
-
-fn rates(rates: &mut [f64]) -> String {
-    rates.sort_by(f64::total_cmp);
-    format!("{:.0} and {:.0} MB/s (at least 300)", rates[rates.len() - 1], rates[0])
-}
-
-/// The middle of some times, and what 95 of 100 stay below.
-struct Spread(Vec<Duration>);
-
-impl std::fmt::Display for Spread {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut times = self.0.clone();
-        times.sort_unstable();
-        let high = times[times.len() * 95 / 100];
-        write!(f, "{:6.2} ms in the middle, {:6.2} ms at the 95th", millis(middle(&times)), millis(high))
-    }
 }

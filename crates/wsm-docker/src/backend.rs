@@ -214,7 +214,9 @@ impl Inner {
         let outcome = outcome(settled.arrival, revival);
         let started_at = inspect(&self.engine, &container).await?.map(|seen| seen.started_at).unwrap_or_default();
         let is_same = |live: &Arc<Live>| {
-            live.container == container && live.identity == settled.identity && live.started_at == started_at
+            let is_as_it_was = live.container == container && live.started_at == started_at;
+            // One whose hold was given up would hold nothing.
+            is_as_it_was && live.identity == settled.identity && Arc::ptr_eq(&live.hold, &hold)
         };
         if let Some(live) = earlier.filter(is_same) {
             return Ok((live, outcome));

@@ -54,6 +54,23 @@ impl Hold {
         Err(Error::new(ErrorKind::Timeout, message))
     }
 
+    /// Has a workspace for itself, if nobody holds it just now. Nobody can then until the drop. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// What the system says of the file.
+    pub(crate) fn exclude(basedir: &Path, id: &WorkspaceId) -> Result<Option<Self>> {
+        let path = path(basedir, id);
+        let file = open(&path).map_err(|cause| unusable(&path, cause))?;
+        match file.try_lock() {
+            // Whoever put it away just now has removed the file.
+            Ok(()) if file.metadata().is_ok_and(|metadata| metadata.nlink() == 0) => Ok(None),
+            Ok(()) => Ok(Some(Self { file, path })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(cause)) => Err(unusable(&path, cause)),
+        }
+    }
+
     /// Is one of those who hold the workspace again, after whatever became of this hold. False when it was given up for ever.
     /// Blocks.
     ///
@@ -87,7 +104,7 @@ impl Hold {
 
     /// Removes the file. Only for whoever [is alone](Self::is_alone). Blocks.
     pub(crate) fn forget(&self) {
-        let _ = fs::remove_file(&self.path);
+        remove_if_same(&self.file, &self.path);
     }
 }
 
@@ -107,7 +124,7 @@ pub(crate) fn sweep(basedir: &Path, keep: impl Fn(&str) -> bool) {
         let Ok(file) = OpenOptions::new().read(true).open(entry.path()) else { continue };
         // Held while it is removed: whoever waits for it sees that it is gone.
         if file.try_lock().is_ok() {
-            let _ = fs::remove_file(entry.path());
+            remove_if_same(&file, &entry.path());
         }
     }
 }
@@ -115,6 +132,16 @@ pub(crate) fn sweep(basedir: &Path, keep: impl Fn(&str) -> bool) {
 /// Forgets a workspace that was deleted, whoever holds it. Blocks.
 pub(crate) fn remove(basedir: &Path, id: &WorkspaceId) {
     let _ = fs::remove_file(path(basedir, id));
+}
+
+/// Removes a file that is locked here, unless another one is in its place by now: others may hold that one.
+fn remove_if_same(file: &File, path: &Path) {
+    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    if let (Ok(ours), Ok(there)) = (file.metadata().map(identity), fs::symlink_metadata(path).map(identity))
+        && ours == there
+    {
+        let _ = fs::remove_file(path);
+    }
 }
 
 /// The file's name for a workspace.
@@ -190,5 +217,20 @@ mod tests {
         assert_eq!(fs::read_dir(basedir.join(HELD)).unwrap().count(), 1);
         sweep(basedir, |_| false);
         assert_eq!(fs::read_dir(basedir.join(HELD)).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn whoever_held_a_deleted_workspace_does_not_forget_the_next_one() {
+        let basedir = tempfile::tempdir().unwrap();
+        let (basedir, id) = (basedir.path(), WorkspaceId::random());
+        let stale = Hold::share(basedir, &id).unwrap();
+        remove(basedir, &id);
+        let next = Hold::share(basedir, &id).unwrap();
+        assert!(stale.is_alone().unwrap(), "with what was deleted");
+        stale.forget();
+        assert!(is_held(basedir, &id).unwrap(), "the next one is still held");
+        let another = Hold::share(basedir, &id).unwrap();
+        assert!(!another.is_alone().unwrap());
+        drop(next);
     }
 }

@@ -39,12 +39,10 @@ use crate::{
     KIND,
     client::{Engine, LONG, SHORT, if_found},
     config::{Connect, DockerConfig, DockerNetwork},
-    container::{
-        self, LABEL_BLOCKED, LABEL_DIRECTORY, LABEL_ID, LABEL_OWNER, LABEL_REACH, Policy, WORKDIR, name, network_name,
-    },
+    container::{self, LABEL_BLOCKED, LABEL_DIRECTORY, LABEL_OWNER, LABEL_REACH, Policy, WORKDIR, name, network_name},
     hold::{self, Hold},
     image::{self, Images, Recipe},
-    leftovers::{House, sweep_holds},
+    leftovers::{House, sweep_holds, workspace_of},
     metadata::{self, Blocker},
     network,
     reach::{Reach, connect},
@@ -482,22 +480,22 @@ impl Inner {
     }
 
     /// The state of this installation's containers, by workspace.
-    async fn states(&self, ready: &Ready) -> Result<HashMap<String, Condition>> {
+    async fn states(&self, ready: &Ready) -> Result<HashMap<WorkspaceId, Condition>> {
         let owner = format!("{LABEL_OWNER}={}", ready.owner);
         let filters = HashMap::from([("label", vec![owner])]);
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
         let listed = self.engine.docker()?.list_containers(Some(options));
         let listed = self.engine.call("list the containers", SHORT, listed).await?;
         let states = listed.into_iter().filter_map(|container| {
-            let id = container.labels?.remove(LABEL_ID)?;
+            let id = workspace_of(&ready.owner, &container)?;
             let is_running =
                 matches!(container.state, Some(ContainerSummaryStateEnum::RUNNING | ContainerSummaryStateEnum::PAUSED));
             Some((id, is_running))
         });
-        let states: Vec<(String, bool)> = states.collect();
+        let states: Vec<(WorkspaceId, bool)> = states.collect();
         let basedir = PathBuf::from(ready.base.path());
-        let condition = move |(id, is_running): (String, bool)| {
-            let is_held = !is_running || hold::is_held(&basedir, &WorkspaceId::new(&id)?)?;
+        let condition = move |(id, is_running): (WorkspaceId, bool)| {
+            let is_held = !is_running || hold::is_held(&basedir, &id)?;
             Ok((id, Condition { is_running, is_held }))
         };
         blocking(move || states.into_iter().map(condition).collect()).await
@@ -690,7 +688,7 @@ impl Backend for DockerBackend {
             let states = self.0.states(ready).await?;
             let found = ready.base.list_workspaces(|_| false).await?;
             Ok::<_, Error>(found.map_ok(move |mut found| {
-                if let Some(condition) = states.get(found.id.as_str()) {
+                if let Some(condition) = states.get(&found.id) {
                     condition.show(&mut found);
                 }
                 found

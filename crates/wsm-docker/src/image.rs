@@ -16,12 +16,15 @@ use crate::{
     build_args,
     client::{Engine, SHORT, if_found},
     config::DockerConfig,
-    container::{GATEWAY, LABEL_OWNER, WORKDIR},
+    container::{GATEWAY, WORKDIR},
 };
 
 const REPOSITORY: &str = "wsm-workspace";
 /// Says of an image which content it was built of.
 pub(crate) const LABEL_IMAGE: &str = "wsm.image";
+/// Says of an image which installation built it. Containers have the labels of their image too, so it is not the one by which
+/// those of an installation are found.
+pub(crate) const LABEL_BUILDER: &str = "wsm.builder";
 /// How long a build may take. It may fetch the base, and build packages.
 const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// How many lines of a failed build are shown.
@@ -93,7 +96,7 @@ impl Recipe {
 
     /// The image's name.
     pub(crate) fn tag(&self) -> String {
-        format!("{REPOSITORY}:{}", &self.hash[..16])
+        tag_of(&self.hash)
     }
 
     /// The archive that the engine builds from. Blocks.
@@ -127,6 +130,11 @@ impl Recipe {
         }
         archive.into_inner().map(Bytes::from).map_err(unreadable)
     }
+}
+
+/// The name of an image with a certain content.
+pub(crate) fn tag_of(hash: &str) -> String {
+    format!("{REPOSITORY}:{}", hash.get(..16).unwrap_or(hash))
 }
 
 /// A word of a shell's line.
@@ -214,7 +222,7 @@ async fn build(engine: &Engine, recipe: &Recipe, Wanted { owner, progress }: Wan
         let recipe = recipe.clone();
         blocking(move || recipe.context()).await?
     };
-    let labels = HashMap::from([(LABEL_IMAGE, recipe.hash.as_str()), (LABEL_OWNER, owner)]);
+    let labels = HashMap::from([(LABEL_IMAGE, recipe.hash.as_str()), (LABEL_BUILDER, owner)]);
     let args = build_args::from_environment(recipe.has_packages);
     let options = BuildImageOptionsBuilder::default().t(&tag).rm(true).forcerm(true).labels(&labels).buildargs(&args);
     let options = match &recipe.build_network {

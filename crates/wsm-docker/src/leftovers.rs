@@ -23,9 +23,9 @@ use wsm_host::{Basedir, blocking, remove_tree};
 
 use crate::{
     client::{Engine, LONG, SHORT, if_found},
-    container::{LABEL_ATTEMPT, LABEL_BLOCKER, LABEL_ID, LABEL_OWNER},
-    hold,
-    image::LABEL_IMAGE,
+    container::{self, LABEL_ATTEMPT, LABEL_BLOCKER, LABEL_ID, LABEL_OWNER},
+    hold::{self, Hold},
+    image::{LABEL_BUILDER, LABEL_IMAGE, tag_of},
     workspace::remove,
 };
 
@@ -60,10 +60,9 @@ impl House<'_> {
         // Records are looked at after what was made for them, so that whatever comes in between has one.
         let containers = self.containers().await?;
         let mut found = Vec::new();
-        for container in &containers {
-            let id = labelled_id(container.labels.as_ref());
-            if let Some(reason) = self.unrecorded(id.as_ref()).await? {
-                found.push(Leftover::new(LeftoverKind::Sandbox, shown_name(container), reason).with_workspace(id));
+        for (container, id) in containers.iter().filter_map(|container| Some((container, self.workspace_of(container)?))) {
+            if let Some(reason) = self.unrecorded(&id).await? {
+                found.push(Leftover::new(LeftoverKind::Sandbox, shown_name(container), reason).with_workspace(Some(id)));
             }
         }
         found.extend(self.blockers().await?);
@@ -90,7 +89,7 @@ impl House<'_> {
         let docker = self.engine.docker()?;
         let name = leftover.name.as_str();
         let removed = match leftover.kind {
-            LeftoverKind::Sandbox => remove(self.engine, name).await,
+            LeftoverKind::Sandbox => return self.remove_sandbox(name).await,
             LeftoverKind::Volume => {
                 let options = Some(RemoveVolumeOptionsBuilder::default().build());
                 self.engine.call("remove the volume", LONG, docker.remove_volume(name, options)).await
@@ -115,7 +114,38 @@ impl House<'_> {
         }
     }
 
-    /// All containers of this installation.
+    /// Removes a container by its name, unless an opening of its workspace has begun.
+    async fn remove_sandbox(&self, name: &str) -> Result<bool> {
+        let containers = self.containers().await?;
+        let named = containers.into_iter().find(|container| shown_name(container) == name);
+        let Some((container, id)) = named.and_then(|named| Some((named.id.clone()?, self.workspace_of(&named)?))) else {
+            // One that helped to start another one. Its name is of no use for anything else.
+            return remove(self.engine, name).await.map(|()| true);
+        };
+        // An opening writes the record first, and waits then until it can have the workspace, too.
+        let (basedir, held) = (PathBuf::from(self.base.path()), id.clone());
+        let Some(hold) = blocking(move || Hold::exclude(&basedir, &held)).await? else { return Ok(false) };
+        let is_left = self.unrecorded(&id).await?.is_some();
+        let removed = match is_left {
+            // By what no later container ever has.
+            true => remove(self.engine, &container).await,
+            false => Ok(()),
+        };
+        blocking(move || {
+            hold.forget();
+            Ok(())
+        })
+        .await?;
+        removed.map(|()| is_left)
+    }
+
+    /// The workspace that a container is of; none for one that only has the labels of what it was made of, such as a copy of a
+    /// workspace that somebody keeps, or a look into an image.
+    fn workspace_of(&self, container: &ContainerSummary) -> Option<WorkspaceId> {
+        workspace_of(self.owner, container)
+    }
+
+    /// All containers with this installation's label.
     async fn containers(&self) -> Result<Vec<ContainerSummary>> {
         let options = ListContainersOptionsBuilder::default().all(true).filters(&self.own()).build();
         let listed = self.engine.docker()?.list_containers(Some(options));
@@ -174,13 +204,13 @@ impl House<'_> {
         Ok(networks.into_iter().filter(|name| !used.contains(name)).filter_map(leftover).collect())
     }
 
+    /// Images that people have made of one have its labels, and are theirs. So are further names of one.
     async fn images(&self) -> Result<Vec<Leftover>> {
         let current = {
             let path = self.current_image.clone();
             blocking(move || Ok(fs::read_to_string(path).unwrap_or_default())).await?
         };
-        let mut filters = self.own();
-        filters.entry("label").or_default().push(LABEL_IMAGE.to_owned());
+        let filters = HashMap::from([("label", vec![format!("{LABEL_BUILDER}={}", self.owner)])]);
         let options = ListImagesOptionsBuilder::default().filters(&filters).build();
         let listed = self.engine.call("list the images", SHORT, self.engine.docker()?.list_images(Some(options)));
         let images = listed.await?;
@@ -193,8 +223,8 @@ impl House<'_> {
         let everybodys = self.engine.call("list the containers", SHORT, listed).await?;
         let used: HashSet<String> = everybodys.into_iter().filter_map(|container| container.image_id).collect();
         let leftover = |image: bollard::models::ImageSummary| {
-            let name = image.repo_tags.first().unwrap_or(&image.id).clone();
-            (name != current && !used.contains(&image.id))
+            let name = tag_of(image.labels.get(LABEL_IMAGE)?);
+            (image.repo_tags.contains(&name) && name != current && !used.contains(&image.id))
                 .then(|| Leftover::new(LeftoverKind::Image, name, "another one has taken its place"))
         };
         Ok(images.into_iter().filter_map(leftover).collect())
@@ -222,8 +252,7 @@ impl House<'_> {
     }
 
     /// Why nothing needs what was made for a workspace; none where it has a record.
-    async fn unrecorded(&self, id: Option<&WorkspaceId>) -> Result<Option<&'static str>> {
-        let Some(id) = id else { return Ok(Some("it names no workspace")) };
+    async fn unrecorded(&self, id: &WorkspaceId) -> Result<Option<&'static str>> {
         let (base, id) = (Arc::clone(self.base), id.clone());
         blocking(move || Ok(base.read(&id)?.is_none().then_some("its workspace has no record"))).await
     }
@@ -251,6 +280,12 @@ fn remove_directory(path: &Path) -> Result<()> {
 
 fn labelled_id(labels: Option<&HashMap<String, String>>) -> Option<WorkspaceId> {
     WorkspaceId::new(labels?.get(LABEL_ID)?).ok()
+}
+
+/// The workspace of an installation that a container is of: it has the label, and the name that goes with it.
+pub(crate) fn workspace_of(owner: &str, container: &ContainerSummary) -> Option<WorkspaceId> {
+    let id = labelled_id(container.labels.as_ref())?;
+    (shown_name(container) == container::name(owner, &id)).then_some(id)
 }
 
 /// What people know a container by.

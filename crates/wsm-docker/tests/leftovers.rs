@@ -44,13 +44,14 @@ async fn what_a_crash_leaves_is_found_with_a_reason_and_removed() {
     let lost = unique("lost");
     let id = format!("agentscope.workspace.id={lost}");
     // As a service leaves it that was killed after the record of a workspace was deleted.
-    let container = format!("wsm_{lost}");
+    let container = format!("wsm-{}_{lost}", &owner[..8]);
     let create = ["create", "--name", &container, "--label", &own, "--label", &id, "python:3.11-slim", "true"];
     assert!(docker(&create).status.success());
     docker(&["volume", "create", "--label", &own, "--label", &id, &lost]);
     docker(&["network", "create", "--label", &own, &lost]);
-    let image = format!("wsm-workspace:{}", &lost[5..21]);
-    let change = format!("LABEL wsm.image=0123 {own}");
+    let hash = lost[5..].replace('-', "");
+    let image = format!("wsm-workspace:{}", &hash[..16]);
+    let change = format!("LABEL wsm.image={hash} wsm.builder={owner}");
     let commit = ["commit", "--change", &change, &container, &image];
     assert!(docker(&commit).status.success());
     let directory = contained.base.path().join(".wsm/run").join(&lost).join("0123");
@@ -63,7 +64,8 @@ async fn what_a_crash_leaves_is_found_with_a_reason_and_removed() {
     // Of another installation, and of nobody.
     let foreign = [unique("foreign"), unique("nobodys")];
     let labels = ["wsm.owner=0123456789abcdef0123456789abcdef", "team=x"];
-    for (name, label) in foreign.iter().zip(labels) {
+    let builders = ["wsm.builder=0123456789abcdef0123456789abcdef", "team=x"];
+    for ((name, label), builder) in foreign.iter().zip(labels).zip(builders) {
         docker(&[
             "create",
             "--name",
@@ -77,7 +79,7 @@ async fn what_a_crash_leaves_is_found_with_a_reason_and_removed() {
         docker(&["volume", "create", "--label", label, name]);
         docker(&["network", "create", "--label", label, name]);
         let tag = format!("wsm-workspace:{name}");
-        docker(&["commit", "--change", &format!("LABEL wsm.image=0123 {label}"), name, &tag]);
+        docker(&["commit", "--change", &format!("LABEL wsm.image={name} {builder}"), name, &tag]);
     }
 
     let leftovers = backend.leftovers().await.unwrap();
@@ -115,6 +117,42 @@ async fn what_a_crash_leaves_is_found_with_a_reason_and_removed() {
         for (kind, name) in [("container", name), ("volume", name), ("network", name), ("image", &tag)] {
             docker(&[kind, "rm", name]);
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_people_make_of_a_workspace_and_its_image_is_theirs() {
+    let (base, theirs, other) = (unique("base"), unique("theirs"), unique("other"));
+    assert!(docker(&["create", "--name", &base, "python:3.11-slim", "true"]).status.success());
+    let base_image = format!("wsm-test-own:{}", &base[5..21]);
+    docker(&["commit", &base, &base_image]);
+    docker(&["rm", &base]);
+    let configure = |config: wsm_docker::DockerConfig| config.with_base_image(&base_image);
+    let Some(contained) = Contained::new(configure).await else { return };
+    let id = unique("copied");
+    contained.open(&id).await;
+    let workspace = containers(&id).remove(0);
+    let image = docker_says(&["inspect", "--format", "{{.Config.Image}}", &workspace]);
+    // A look into the image, a copy of a workspace, and what runs from that: all of them have the labels of what they were
+    // made of.
+    assert!(docker(&["create", "--name", &other, "--entrypoint", "true", &image]).status.success());
+    let copy = format!("wsm-test-copy:{}", &base[5..21]);
+    assert!(docker(&["commit", "--pause=false", &workspace, &copy]).status.success());
+    assert!(docker(&["create", "--name", &theirs, "--entrypoint", "true", &copy]).status.success());
+    assert_eq!(contained.backend.leftovers().await.unwrap(), [], "while the workspace is there");
+    docker(&["rm", &theirs]);
+    assert_eq!(contained.backend.leftovers().await.unwrap(), [], "the copy, which nothing uses");
+    docker(&["create", "--name", &theirs, "--entrypoint", "true", &copy]);
+    contained.backend.destroy(&WorkspaceId::new(&id).unwrap()).await.unwrap();
+    let left = contained.backend.leftovers().await.unwrap();
+    assert!(left.iter().all(|left| left.kind == LeftoverKind::Network), "{left:?}");
+    docker(&["rm", &theirs, &other]);
+    // One of theirs that is like the present one to the last layer.
+    docker(&["tag", &image, &format!("{copy}-tag")]);
+    let left = contained.backend.leftovers().await.unwrap();
+    assert!(left.iter().all(|left| left.kind == LeftoverKind::Network), "{left:?}");
+    for image in [&format!("{copy}-tag"), &copy, &image, &base_image] {
+        docker(&["image", "rm", image]);
     }
 }
 

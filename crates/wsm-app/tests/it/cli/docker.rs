@@ -78,13 +78,15 @@ impl Site {
         self.docker_says(&["ps", "--quiet", "--filter", &filter]).lines().count()
     }
 
-    /// A container of this installation that no record names.
-    fn leak(&self, name: &str) {
-        let owner = format!("wsm.owner={}", self.owner());
-        let id = format!("agentscope.workspace.id={name}");
-        let run = ["run", "--detach", "--network", "none", "--name", name, "--label", &owner, "--label", &id];
+    /// A container of this installation that no record names. Gives its name.
+    fn leak(&self) -> String {
+        let (owner, leaked) = (self.owner(), unique("leaked"));
+        let name = format!("wsm-{}_{leaked}", &owner[..8]);
+        let (owner, id) = (format!("wsm.owner={owner}"), format!("agentscope.workspace.id={leaked}"));
+        let run = ["run", "--detach", "--network", "none", "--name", &name, "--label", &owner, "--label", &id];
         let leaked = self.docker(&[&run[..], &["python:3.11-slim", "sleep", "1000"]].concat()).unwrap();
         assert!(leaked.status.success(), "{}", super::stderr(&leaked));
+        name
     }
 }
 
@@ -128,8 +130,7 @@ fn what_is_left_over_is_listed_with_reasons_and_then_removed() {
     assert_eq!(told(site.output(&["run", "--", "true"])).0, 0);
     let (code, out, errors) = told(site.output(&["gc"]));
     assert_eq!((code, out.as_str()), (0, ""), "a used network is none: {errors}");
-    let name = unique("leaked");
-    site.leak(&name);
+    let name = site.leak();
     let (code, out, errors) = told(site.output(&["gc", "--dry-run"]));
     assert_eq!(code, 0, "{errors}");
     let line = out.lines().find(|line| line.contains(&name)).unwrap();
@@ -156,8 +157,7 @@ async fn a_service_takes_over_what_a_killed_one_left_and_removes_leaks_by_itself
     assert_eq!(service.sh("a", "echo kept > f; (sleep 600 &) > /dev/null 2>&1").await["exit_code"], 0);
     service.kill();
     assert_eq!(site.running(), 1, "a crash leaves it running");
-    let name = unique("leaked");
-    site.leak(&name);
+    let name = site.leak();
     let service = site.serve();
     let begun = tokio::time::Instant::now();
     loop {

@@ -144,11 +144,14 @@ pub(crate) async fn connect(
     }
 }
 
-/// By way of the directory's descriptor: a socket's path has room for 107 bytes only.
+/// By way of the socket's descriptor. A socket's path has room for 107 bytes only, and commands can put a link in its place, which
+/// would lead to any socket of this machine.
 async fn connect_socket(directory: &Path) -> Result<UnixStream> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = openat(CWD, directory, flags, Mode::empty()).map_err(|errno| silent(errno.into()))?;
-    UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd())).await.map_err(silent)
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let socket = openat(CWD, directory, flags | OFlags::DIRECTORY, Mode::empty())
+        .and_then(|directory| openat(&directory, SOCKET, flags, Mode::empty()))
+        .map_err(|errno| silent(errno.into()))?;
+    UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).await.map_err(silent)
 }
 
 fn silent(cause: std::io::Error) -> Error {
@@ -195,5 +198,16 @@ mod tests {
         }
         assert_eq!(Reach::from_label("port:x", "/d".into()), None);
         assert_eq!(Reach::from_label("pigeon", "/d".into()), None);
+    }
+
+    #[tokio::test]
+    async fn a_link_in_place_of_the_socket_leads_nowhere() {
+        let directory = tempfile::tempdir().unwrap();
+        let (elsewhere, socket) = (directory.path().join("elsewhere.sock"), directory.path().join(SOCKET));
+        let _listener = tokio::net::UnixListener::bind(&elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &socket).unwrap();
+        assert_eq!(connect_socket(directory.path()).await.unwrap_err().kind(), ErrorKind::Unavailable);
+        std::fs::rename(&elsewhere, &socket).unwrap();
+        connect_socket(directory.path()).await.unwrap();
     }
 }

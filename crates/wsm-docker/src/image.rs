@@ -80,9 +80,8 @@ impl Recipe {
         }
         if has_packages {
             lines.push(format!("COPY --from=packages {ENVIRONMENT} {ENVIRONMENT}"));
-            lines.push(format!(
-                "ENV PATH={ENVIRONMENT}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-            ));
+            // Before what the base has there, which is the engine's own default where it says nothing.
+            lines.push(format!("ENV PATH={ENVIRONMENT}/bin:$PATH"));
         }
         lines.extend(ca.into_iter().flat_map(|_| certificates()));
         lines.push(format!("COPY gateway {GATEWAY}"));
@@ -207,7 +206,9 @@ async fn make(engine: &Engine, recipe: &Recipe, current: &Path, wanted: Wanted<'
     };
     let current = current.to_owned();
     blocking(move || {
-        fs::write(&current, &tag).map_err(|cause| {
+        // In one step: whoever looks for images of no use must never find it empty.
+        let draft = current.with_extension(uuid::Uuid::new_v4().simple().to_string());
+        fs::write(&draft, &tag).and_then(|()| fs::rename(&draft, &current)).map_err(|cause| {
             Error::new(ErrorKind::Backend, format!("`{}` can not be written", current.display())).with_source(cause)
         })
     })
@@ -316,6 +317,7 @@ mod tests {
         );
         assert!(recipe(&with_packages).dockerfile.contains(r"'numpy==2.0' 'it'\''s'"));
         let last_stage = recipe(&with_packages).dockerfile.rsplit_once("FROM ").unwrap().1.to_owned();
+        assert!(last_stage.contains("PATH=/opt/wsm/venv/bin:$PATH\n"), "what the base finds is found still: {last_stage}");
         assert!(!last_stage.contains("ARG"), "{last_stage}");
     }
 

@@ -23,7 +23,7 @@ use futures::{
 use rustix::process::{getegid, geteuid};
 use tokio::{
     sync::{OnceCell, oneshot},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::task::TaskTracker;
 use wsm_core::{
@@ -45,7 +45,7 @@ use crate::{
     leftovers::{House, sweep_holds, workspace_of},
     metadata::{self, Blocker},
     network,
-    reach::{Reach, connect},
+    reach::{DEAF, Reach, connect},
     refusal,
     seen::{Seen, inspect},
     user,
@@ -185,7 +185,7 @@ impl Inner {
             let mut tries = 0;
             loop {
                 let seen = inspect(&self.engine, &name).await?;
-                match self.revive(ready, &settled, seen, &name, &asked).await {
+                match self.revive(ready, &settled, seen, &hold, &asked).await {
                     Ok(revived) => return Ok((revived, hold)),
                     // Another process was faster, or removes it just now: what is there then is looked at.
                     Err(error) if is_race(&error) && tries < RACES => {
@@ -250,10 +250,11 @@ impl Inner {
         ready: &Ready,
         settled: &Settled,
         seen: Option<Seen>,
-        name: &str,
+        hold: &Arc<Hold>,
         asked: &Asked,
     ) -> Result<Revived> {
         let id = &settled.record.id;
+        let name = &name(&ready.owner, id);
         let mut lost = Revival::Made(None);
         if let Some(seen) = seen {
             if seen.labels.get(LABEL_OWNER) != Some(&ready.owner) {
@@ -282,6 +283,11 @@ impl Inner {
                         }
                         // It has ended meanwhile.
                         Err(error) if error.code() == ENDED => lost = Revival::Made(Some(Cause::Killed)),
+                        // Commands can remove its socket. Nobody could get in ever again, nor put it away.
+                        Err(error) if error.code() == DEAF && has_alone(hold).await? => {
+                            tracing::warn!(container = name, error = %error.report(), "a container is made anew");
+                            lost = Revival::Made(Some(Cause::Unknown));
+                        }
                         Err(error) => return Err(error),
                     }
                 }
@@ -425,7 +431,9 @@ impl Inner {
             }
             if begun.elapsed() > ANSWER_LIMIT {
                 let message = format!("the gateway in the container did not answer within {ANSWER_LIMIT:?}");
-                return Err(Error::new(ErrorKind::Timeout, message).with_source(error));
+                let late = Error::new(ErrorKind::Timeout, message);
+                let is_deaf = error.code() == DEAF || error.kind() == ErrorKind::PermissionDenied;
+                return Err(if is_deaf { late.with_code(DEAF) } else { late }.with_source(error));
             }
             sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(200));
@@ -442,7 +450,8 @@ impl Inner {
                     .logs(container, Some(options))
                     .filter_map(|line| ready(line.ok()))
                     .map(|line| String::from_utf8_lossy(&line.into_bytes()).into_owned());
-                logs.collect().await
+                // Without them the error says less, but it is said.
+                timeout(SHORT, logs.collect()).await.unwrap_or_default()
             }
             Err(_) => Vec::new(),
         };
@@ -477,6 +486,35 @@ impl Inner {
             Some(blocker) => blocker.run(&self.engine, &self.tasks).await,
             None => Ok(()),
         }
+    }
+
+    /// Ends a workspace, and deletes its files.
+    async fn destroy(&self, id: &WorkspaceId) -> Result<()> {
+        let ready = self.ready().await?;
+        let _turn = self.registry.turn(id).await;
+        {
+            // Nothing is ended before it is certain that the rest can be done.
+            let (base, id) = (Arc::clone(&ready.base), id.clone());
+            blocking(move || base.read(&id)).await?;
+        }
+        let name = name(&ready.owner, id);
+        if let Some(seen) = inspect(&self.engine, &name).await?
+            && seen.labels.get(LABEL_OWNER) == Some(&ready.owner)
+        {
+            remove(&self.engine, &seen.container).await?;
+        }
+        if let Some(live) = self.registry.get(id) {
+            self.registry.remove(id, &live);
+        }
+        let (base, id, sockets) = (Arc::clone(&ready.base), id.clone(), ready.sockets(id));
+        blocking(move || {
+            // Also those of containers that somebody else has removed.
+            let _ = fs::remove_dir_all(sockets);
+            base.vacate(&id)?;
+            hold::remove(Path::new(base.path()), &id);
+            Ok(())
+        })
+        .await
     }
 
     /// The state of this installation's containers, by workspace.
@@ -547,6 +585,19 @@ const FOREIGN: &str = "foreign_container";
 
 /// The code of the error about a container that ended before it was ready.
 const ENDED: &str = "container_ended";
+
+/// Whether no other process has a workspace open. This one has it as before in either case, or the call fails.
+async fn has_alone(hold: &Arc<Hold>) -> Result<bool> {
+    let hold = Arc::clone(hold);
+    blocking(move || {
+        let is_alone = hold.is_alone()?;
+        match hold.share_again()? {
+            true => Ok(is_alone),
+            false => Err(Error::new(ErrorKind::Unavailable, "another process puts the workspace away: try again")),
+        }
+    })
+    .await
+}
 
 /// What a container is made with that the request brings.
 #[derive(Debug)]
@@ -698,31 +749,12 @@ impl Backend for DockerBackend {
     }
 
     async fn destroy(&self, id: &WorkspaceId) -> Result<()> {
-        let ready = self.0.ready().await?;
-        let _turn = self.0.registry.turn(id).await;
-        {
-            // Nothing is ended before it is certain that the rest can be done.
-            let (base, id) = (Arc::clone(&ready.base), id.clone());
-            blocking(move || base.read(&id)).await?;
+        let (inner, id) = (Arc::clone(&self.0), id.clone());
+        // As for an opening: files that a later one has made are not to be deleted by this one.
+        match self.0.tasks.spawn(async move { inner.destroy(&id).await }).await {
+            Ok(destroyed) => destroyed,
+            Err(_) => Err(Error::new(ErrorKind::Backend, "the destruction did not come to an end")),
         }
-        let name = name(&ready.owner, id);
-        if let Some(seen) = inspect(&self.0.engine, &name).await?
-            && seen.labels.get(LABEL_OWNER) == Some(&ready.owner)
-        {
-            remove(&self.0.engine, &seen.container).await?;
-        }
-        if let Some(live) = self.0.registry.get(id) {
-            self.0.registry.remove(id, &live);
-        }
-        let (base, id, sockets) = (Arc::clone(&ready.base), id.clone(), ready.sockets(id));
-        blocking(move || {
-            // Also those of containers that somebody else has removed.
-            let _ = fs::remove_dir_all(sockets);
-            base.vacate(&id)?;
-            hold::remove(Path::new(base.path()), &id);
-            Ok(())
-        })
-        .await
     }
 
     async fn leftovers(&self) -> Result<Vec<Leftover>> {

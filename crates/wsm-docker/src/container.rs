@@ -90,9 +90,6 @@ pub(crate) fn body(policy: &Policy<'_>) -> ContainerCreateBody {
     let Policy { config, id, .. } = policy;
     let mut labels: BTreeMap<String, String> = config.labels.clone();
     let reach = policy.reach.to_label();
-    if !policy.blocked.is_empty() {
-        labels.insert(LABEL_BLOCKED.to_owned(), policy.blocked.to_owned());
-    }
     for (name, value) in [
         (LABEL_MARK, "true"),
         (LABEL_ID, id.as_str()),
@@ -101,6 +98,8 @@ pub(crate) fn body(policy: &Policy<'_>) -> ContainerCreateBody {
         (LABEL_ATTEMPT, policy.attempt),
         (LABEL_DIRECTORY, policy.identity),
         (LABEL_REACH, &reach),
+        // Also when there are none: an image may have that label.
+        (LABEL_BLOCKED, policy.blocked),
     ] {
         labels.insert(name.to_owned(), value.to_owned());
     }

@@ -40,6 +40,9 @@ pub(crate) enum Reach {
 
 const PORT_MARK: &str = "port:";
 
+/// The code of the error about a socket at which definitely nobody listens.
+pub(crate) const DEAF: &str = "gateway_deaf";
+
 impl Reach {
     /// What a container's label says of it.
     pub(crate) fn to_label(&self) -> String {
@@ -150,8 +153,15 @@ async fn connect_socket(directory: &Path) -> Result<UnixStream> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let socket = openat(CWD, directory, flags | OFlags::DIRECTORY, Mode::empty())
         .and_then(|directory| openat(&directory, SOCKET, flags, Mode::empty()))
-        .map_err(|errno| silent(errno.into()))?;
-    UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).await.map_err(silent)
+        .map_err(|errno| deaf(errno.into()))?;
+    UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).await.map_err(deaf)
+}
+
+fn deaf(cause: std::io::Error) -> Error {
+    match cause.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => silent(cause).with_code(DEAF),
+        _ => silent(cause),
+    }
 }
 
 fn silent(cause: std::io::Error) -> Error {

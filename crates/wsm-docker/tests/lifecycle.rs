@@ -167,3 +167,23 @@ async fn a_gateway_that_does_not_start_leaves_nothing() {
     let opened = working.open(OpenRequest::new(id)).await.unwrap();
     assert_eq!(opened.outcome.kind, OutcomeKind::Created, "nobody was told before");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_nobody_can_get_into_any_more_is_made_anew_by_whoever_has_it_alone() {
+    let Some(contained) = Contained::new(|config| config).await else { return };
+    let id = unique("deaf");
+    let config = DockerConfig::new(contained.base.path()).with_host(engine().unwrap());
+    let earlier = gated(config, program().unwrap()).unwrap();
+    let workspace = earlier.open(OpenRequest::new(WorkspaceId::new(&id).unwrap())).await.unwrap().workspace;
+    workspace.sh("echo kept > f; rm /run/wsm/gateway.sock").await.unwrap();
+    let before = containers(&id);
+    let refused = contained.backend.open(OpenRequest::new(WorkspaceId::new(&id).unwrap())).await.unwrap_err();
+    assert_eq!((refused.kind(), containers(&id)), (ErrorKind::Timeout, before.clone()), "it is in use there");
+    assert_eq!(workspace.sh("cat f").await.unwrap().stdout.to_text(), "kept\n");
+    drop((workspace, earlier));
+    let opened = contained.opened(&id).await;
+    assert_eq!(opened.outcome.kind, OutcomeKind::Resumed);
+    assert!(opened.outcome.lost.contains(&Loss::SystemFiles), "{:?}", opened.outcome);
+    assert_eq!(opened.workspace.sh("cat f").await.unwrap().stdout.to_text(), "kept\n");
+    assert!(containers(&id).len() == 1 && containers(&id) != before);
+}

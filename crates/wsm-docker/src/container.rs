@@ -175,6 +175,8 @@ fn host(policy: &Policy<'_>) -> HostConfig {
         cap_add: Some(CAPABILITIES.map(str::to_owned).to_vec()),
         security_opt: Some(vec!["no-new-privileges".to_owned()]),
         ipc_mode: Some("private".to_owned()),
+        // Whatever is the engine's default: commands could read the token in the variables of another first process.
+        init: Some(false),
         memory,
         // Memory and swap together: no swap, which would only make a full workspace slow.
         memory_swap: memory,

@@ -317,7 +317,10 @@ mod tests {
         );
         assert!(recipe(&with_packages).dockerfile.contains(r"'numpy==2.0' 'it'\''s'"));
         let last_stage = recipe(&with_packages).dockerfile.rsplit_once("FROM ").unwrap().1.to_owned();
-        assert!(last_stage.contains("PATH=/opt/wsm/venv/bin:$PATH\n"), "what the base finds is found still: {last_stage}");
+        assert!(
+            last_stage.contains("PATH=/opt/wsm/venv/bin:$PATH\n"),
+            "what the base finds is found still: {last_stage}"
+        );
         assert!(!last_stage.contains("ARG"), "{last_stage}");
     }
 

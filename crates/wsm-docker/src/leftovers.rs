@@ -60,9 +60,12 @@ impl House<'_> {
         // Records are looked at after what was made for them, so that whatever comes in between has one.
         let containers = self.containers().await?;
         let mut found = Vec::new();
-        for (container, id) in containers.iter().filter_map(|container| Some((container, self.workspace_of(container)?))) {
+        for (container, id) in
+            containers.iter().filter_map(|container| Some((container, self.workspace_of(container)?)))
+        {
             if let Some(reason) = self.unrecorded(&id).await? {
-                found.push(Leftover::new(LeftoverKind::Sandbox, shown_name(container), reason).with_workspace(Some(id)));
+                found
+                    .push(Leftover::new(LeftoverKind::Sandbox, shown_name(container), reason).with_workspace(Some(id)));
             }
         }
         found.extend(self.blockers().await?);
@@ -118,7 +121,8 @@ impl House<'_> {
     async fn remove_sandbox(&self, name: &str) -> Result<bool> {
         let containers = self.containers().await?;
         let named = containers.into_iter().find(|container| shown_name(container) == name);
-        let Some((container, id)) = named.and_then(|named| Some((named.id.clone()?, self.workspace_of(&named)?))) else {
+        let Some((container, id)) = named.and_then(|named| Some((named.id.clone()?, self.workspace_of(&named)?)))
+        else {
             // One that helped to start another one. Its name is of no use for anything else.
             return remove(self.engine, name).await.map(|()| true);
         };

@@ -25,6 +25,7 @@ use wsm_host::{
 use crate::{
     client::{Engine, SHORT},
     container::{GATEWAY, RUN_DIRECTORY, SOCKET, TOKEN_VARIABLE},
+    seen::inspect,
 };
 
 /// How a gateway is reached.
@@ -128,6 +129,11 @@ pub(crate) async fn connect(
     match reach {
         Reach::Socket(directory) => {
             let mut stream = connect_socket(directory).await?;
+            // Else a command in its place could pass on what both sides say, also what proves who they are.
+            if !is_first_process(engine, container, &stream).await? {
+                let message = "somebody else listens at the socket of the gateway in the container";
+                return Err(Error::new(ErrorKind::PermissionDenied, message));
+            }
             introduce(&mut stream, token).await?;
             Ok(Box::pin(stream))
         }
@@ -155,6 +161,24 @@ async fn connect_socket(directory: &Path) -> Result<UnixStream> {
         .and_then(|directory| openat(&directory, SOCKET, flags, Mode::empty()))
         .map_err(|errno| deaf(errno.into()))?;
     UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).await.map_err(deaf)
+}
+
+/// Whether it is the first process of a container that listens at the other end, which only the gateway can be. If this process
+/// sees none of a container's, nobody can tell.
+async fn is_first_process(engine: &Engine, container: &str, stream: &UnixStream) -> Result<bool> {
+    let Some(pid) = stream.peer_cred().map_err(silent)?.pid().filter(|pid| *pid > 0) else { return Ok(true) };
+    let status = blocking(move || Ok(std::fs::read_to_string(format!("/proc/{pid}/status"))));
+    match status.await? {
+        Ok(status) => Ok(is_first_by(&status)),
+        // It has ended, or this machine hides it. The engine knows.
+        Err(_) => Ok(inspect(engine, container).await?.is_some_and(|seen| seen.pid == Some(i64::from(pid)))),
+    }
+}
+
+/// By what `proc_pid_status(5)` holds: its number in each namespace, the innermost last.
+fn is_first_by(status: &str) -> bool {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.is_some_and(|numbers| numbers.split_ascii_whitespace().last() == Some("1"))
 }
 
 fn deaf(cause: std::io::Error) -> Error {
@@ -219,5 +243,12 @@ mod tests {
         assert_eq!(connect_socket(directory.path()).await.unwrap_err().kind(), ErrorKind::Unavailable);
         std::fs::rename(&elsewhere, &socket).unwrap();
         connect_socket(directory.path()).await.unwrap();
+    }
+
+    #[test]
+    fn only_the_first_process_is_the_gateway() {
+        assert!(is_first_by("Name:\tgateway\nNSpid:\t4711\t23\t1\nNSpgid:\t1\n"));
+        assert!(!is_first_by("Name:\tgateway\nNSpid:\t4711\t1\t23\nNSpgid:\t1\n"));
+        assert!(!is_first_by("NSpid:\n") && !is_first_by(""));
     }
 }

@@ -69,6 +69,39 @@ async fn neither_the_engine_nor_the_host_nor_the_channel_can_be_taken() {
     assert_eq!(run("echo lives").await.stdout.to_text(), "lives\n");
 }
 
+/// Takes the gateway's place, and passes on what both sides say.
+const BETWEEN: &str = r#"
+import os, socket, threading
+os.rename("/run/wsm/gateway.sock", "/run/wsm/real.sock")
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("/run/wsm/gateway.sock")
+listener.listen()
+def copy(a, b):
+    while data := a.recv(65536):
+        open("/workspace/heard", "ab").write(data)
+        b.sendall(data)
+while True:
+    outer, inner = listener.accept()[0], socket.socket(socket.AF_UNIX)
+    inner.connect("/run/wsm/real.sock")
+    threading.Thread(target=copy, args=(outer, inner)).start()
+    threading.Thread(target=copy, args=(inner, outer)).start()
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_gets_between_the_service_and_the_gateway() {
+    let Some(contained) = Contained::new(|config| config).await else { return };
+    let id = unique("between");
+    let workspace = contained.open(&id).await;
+    workspace.write_bytes("between.py", BETWEEN.into()).await.unwrap();
+    let begin = "python3 between.py > /dev/null 2>&1 & until [ -S /run/wsm/real.sock ]; do sleep 0.1; done; sleep 1";
+    workspace.sh(begin).await.unwrap();
+    let other = DockerConfig::new(contained.base.path()).with_host(engine().unwrap());
+    let other = gated(other, program().unwrap()).unwrap();
+    let error = other.open(OpenRequest::new(WorkspaceId::new(&id).unwrap())).await.unwrap_err();
+    assert!(error.report().to_string().contains("somebody else listens"), "{}", error.report());
+    assert!(workspace.read_text("heard", 1000).await.is_err(), "not a word was said");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_network_there_is_none() {
     let Some(contained) = Contained::new(|config| config.with_network(DockerNetwork::None)).await else { return };

@@ -284,7 +284,7 @@ impl Inner {
                         // It has ended meanwhile.
                         Err(error) if error.code() == ENDED => lost = Revival::Made(Some(Cause::Killed)),
                         // Commands can remove its socket. Nobody could get in ever again, nor put it away.
-                        Err(error) if error.code() == DEAF && has_alone(hold).await? => {
+                        Err(error) if error.code() == DEAF && Hold::is_only_one(hold).await? => {
                             tracing::warn!(container = name, error = %error.report(), "a container is made anew");
                             lost = Revival::Made(Some(Cause::Unknown));
                         }
@@ -432,8 +432,7 @@ impl Inner {
             if begun.elapsed() > ANSWER_LIMIT {
                 let message = format!("the gateway in the container did not answer within {ANSWER_LIMIT:?}");
                 let late = Error::new(ErrorKind::Timeout, message);
-                let is_deaf = error.code() == DEAF || error.kind() == ErrorKind::PermissionDenied;
-                return Err(if is_deaf { late.with_code(DEAF) } else { late }.with_source(error));
+                return Err(if error.code() == DEAF { late.with_code(DEAF) } else { late }.with_source(error));
             }
             sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(200));
@@ -585,19 +584,6 @@ const FOREIGN: &str = "foreign_container";
 
 /// The code of the error about a container that ended before it was ready.
 const ENDED: &str = "container_ended";
-
-/// Whether no other process has a workspace open. This one has it as before in either case, or the call fails.
-async fn has_alone(hold: &Arc<Hold>) -> Result<bool> {
-    let hold = Arc::clone(hold);
-    blocking(move || {
-        let is_alone = hold.is_alone()?;
-        match hold.share_again()? {
-            true => Ok(is_alone),
-            false => Err(Error::new(ErrorKind::Unavailable, "another process puts the workspace away: try again")),
-        }
-    })
-    .await
-}
 
 /// What a container is made with that the request brings.
 #[derive(Debug)]

@@ -12,11 +12,13 @@ use std::{
     io,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
     time::Duration,
 };
 
 use wsm_core::{Encoding, Error, ErrorKind, Result, WorkspaceId};
+use wsm_host::blocking;
 
 /// Where the locks are, in the basedir.
 pub(crate) const HELD: &str = ".wsm/held";
@@ -100,6 +102,27 @@ impl Hold {
             }
             Err(TryLockError::Error(cause)) => Err(unusable(&self.path, cause)),
         }
+    }
+
+    /// Whether nobody else holds the workspace. It is held here as before in either case, or the call fails.
+    ///
+    /// # Errors
+    ///
+    /// `unavailable` when another process puts it away just now; what the system says of the file.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call may have let go of it.
+    pub(crate) async fn is_only_one(hold: &Arc<Self>) -> Result<bool> {
+        let hold = Arc::clone(hold);
+        blocking(move || {
+            let is_alone = hold.is_alone()?;
+            match hold.share_again()? {
+                true => Ok(is_alone),
+                false => Err(Error::new(ErrorKind::Unavailable, "another process puts the workspace away: try again")),
+            }
+        })
+        .await
     }
 
     /// Removes the file. Only for whoever [is alone](Self::is_alone). Blocks.

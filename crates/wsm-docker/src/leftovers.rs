@@ -92,7 +92,8 @@ impl House<'_> {
         let docker = self.engine.docker()?;
         let name = leftover.name.as_str();
         let removed = match leftover.kind {
-            LeftoverKind::Sandbox => return self.remove_sandbox(name).await,
+            LeftoverKind::Sandbox if leftover.workspace_id.is_some() => return self.remove_sandbox(name).await,
+            LeftoverKind::Sandbox => remove(self.engine, name).await,
             LeftoverKind::Volume => {
                 let options = Some(RemoveVolumeOptionsBuilder::default().build());
                 self.engine.call("remove the volume", LONG, docker.remove_volume(name, options)).await
@@ -117,15 +118,12 @@ impl House<'_> {
         }
     }
 
-    /// Removes a container by its name, unless an opening of its workspace has begun.
+    /// Removes a workspace's container by its name, unless an opening of the workspace has begun.
     async fn remove_sandbox(&self, name: &str) -> Result<bool> {
         let containers = self.containers().await?;
         let named = containers.into_iter().find(|container| shown_name(container) == name);
-        let Some((container, id)) = named.and_then(|named| Some((named.id.clone()?, self.workspace_of(&named)?)))
-        else {
-            // One that helped to start another one. Its name is of no use for anything else.
-            return remove(self.engine, name).await.map(|()| true);
-        };
+        let named = named.and_then(|named| Some((named.id.clone()?, self.workspace_of(&named)?)));
+        let Some((container, id)) = named else { return Ok(true) };
         // An opening writes the record first, and waits then until it can have the workspace, too.
         let (basedir, held) = (PathBuf::from(self.base.path()), id.clone());
         let Some(hold) = blocking(move || Hold::exclude(&basedir, &held)).await? else { return Ok(false) };

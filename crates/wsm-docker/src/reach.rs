@@ -41,7 +41,7 @@ pub(crate) enum Reach {
 
 const PORT_MARK: &str = "port:";
 
-/// The code of the error about a socket at which definitely nobody listens.
+/// The code of the error about a socket at which the gateway definitely does not listen.
 pub(crate) const DEAF: &str = "gateway_deaf";
 
 impl Reach {
@@ -132,7 +132,7 @@ pub(crate) async fn connect(
             // Else a command in its place could pass on what both sides say, also what proves who they are.
             if !is_first_process(engine, container, &stream).await? {
                 let message = "somebody else listens at the socket of the gateway in the container";
-                return Err(Error::new(ErrorKind::PermissionDenied, message));
+                return Err(Error::new(ErrorKind::PermissionDenied, message).with_code(DEAF));
             }
             introduce(&mut stream, token).await?;
             Ok(Box::pin(stream))

@@ -166,6 +166,7 @@ async fn what_became_needed_since_the_list_was_made_stays() {
     std::fs::remove_file(&record).unwrap();
     let leftovers = contained.backend.leftovers().await.unwrap();
     assert_eq!(kinds(&leftovers), [LeftoverKind::Sandbox]);
+    assert!(!contained.backend.remove_leftover(&leftovers[0]).await.unwrap(), "somebody has it open");
     std::fs::write(&record, text).unwrap();
     assert!(!contained.backend.remove_leftover(&leftovers[0]).await.unwrap());
     assert_eq!(containers(&id).len(), 1);

@@ -373,7 +373,12 @@ fn check_mount(mount: &ExtraMount, basedir: &Path) -> Result<()> {
     if basedir.starts_with(source) || source.starts_with(basedir) {
         return refuse("that would show other workspaces");
     }
-    if ["/", "/proc", "/sys", "/workspace", "/run/wsm"].contains(&target.trim_end_matches('/')) || target == "/" {
+    // Compared by their parts, so that a `/.` at the end hides nothing.
+    let target = Path::new(target);
+    let is_taken = ["/", "/workspace"].iter().any(|taken| target == Path::new(taken))
+        || ["/proc", "/sys", "/run/wsm"].iter().any(|taken| target.starts_with(taken))
+        || Path::new("/run/wsm").starts_with(target);
+    if is_taken {
         return refuse("that place is taken");
     }
     Ok(())
@@ -441,6 +446,10 @@ mod tests {
             (mount("/srv", "/x"), "mounts"),
             (mount("/srv/ws/other", "/x"), "mounts"),
             (mount("/opt", "/workspace"), "mounts"),
+            (mount("/opt", "/workspace/."), "mounts"),
+            (mount("/opt", "//run/wsm/x"), "mounts"),
+            (mount("/opt", "/run"), "mounts"),
+            (mount("/opt", "/proc/sys"), "mounts"),
             (label("wsm.owner"), "labels"),
             (label("agentscope.workspace"), "labels"),
         ] {

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use bollard::models::{
-    ContainerCreateBody, HostConfig, HostConfigLogConfig, Mount, MountType, MountVolumeOptions, RestartPolicy,
-    RestartPolicyNameEnum,
+    ContainerCreateBody, HealthConfig, HostConfig, HostConfigLogConfig, Mount, MountType, MountVolumeOptions,
+    RestartPolicy, RestartPolicyNameEnum,
 };
 use wsm_core::{Encoding, WorkspaceId};
 
@@ -123,6 +123,8 @@ pub(crate) fn body(policy: &Policy<'_>) -> ContainerCreateBody {
         cmd: Some(command.collect()),
         labels: Some(labels.into_iter().collect()),
         stop_signal: Some("SIGTERM".to_owned()),
+        // A check that the base image wants would run with the token in its environment.
+        healthcheck: Some(HealthConfig { test: Some(vec!["NONE".to_owned()]), ..HealthConfig::default() }),
         host_config: Some(host(policy)),
         ..ContainerCreateBody::default()
     }

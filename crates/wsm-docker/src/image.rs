@@ -62,6 +62,8 @@ impl Recipe {
         };
         if has_packages {
             lines.push(format!("FROM {} AS packages", config.base_image));
+            // Whoever the base runs as may not be allowed to write there.
+            lines.push("USER 0".to_owned());
             lines.extend(ca.into_iter().flat_map(|_| certificates()));
             lines.extend(build_args::OF_PACKAGES.map(|name| format!("ARG {name}")));
             let packages = config.extra_pip.iter().map(|package| quote(package)).collect::<Vec<_>>().join(" ");

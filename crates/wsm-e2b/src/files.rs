@@ -217,7 +217,11 @@ impl Attached {
             Err(trouble) => return Err(explain(trouble, path, "list the directory")),
         };
         let entries: Vec<&Value> = answer["entries"].as_array().into_iter().flatten().collect();
-        let name = |entry: &Value| entry["name"].as_str().unwrap_or_default().to_owned();
+        // The path says it as well; what leaves out zeros may leave out a name that looks like one.
+        let name = |entry: &Value| match entry["name"].as_str() {
+            Some(name) if !name.is_empty() => name.to_owned(),
+            _ => entry["path"].as_str().unwrap_or_default().rsplit('/').next().unwrap_or_default().to_owned(),
+        };
         if entries.iter().any(|entry| name(entry).contains(char::REPLACEMENT_CHARACTER))
             && let Some(entries) = self.list_raw(&whole).await?
         {

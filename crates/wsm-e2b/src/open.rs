@@ -37,6 +37,8 @@ pub(crate) struct Opening {
     checkpointed: Option<String>,
     /// Sandboxes that are listed and not there.
     gone: HashSet<String>,
+    /// Sandboxes that this very call has made, which nobody has used.
+    made: HashSet<String>,
 }
 
 /// How a sandbox was come by.
@@ -55,7 +57,7 @@ enum Attempted {
 
 impl Opening {
     pub(crate) fn new(shared: Arc<Shared>, request: OpenRequest) -> Self {
-        Self { shared, request, kept: None, checkpointed: None, gone: HashSet::new() }
+        Self { shared, request, kept: None, checkpointed: None, gone: HashSet::new(), made: HashSet::new() }
     }
 
     /// # Errors
@@ -77,7 +79,7 @@ impl Opening {
             let attempted = match self.choose(listed) {
                 Choice::Foreign(sandbox) => return Err(Shared::foreign(&self.request.id, &sandbox)),
                 Choice::This { chosen, losers } => {
-                    self.put_aside(&losers);
+                    self.put_aside(&losers).await?;
                     self.attach(chosen).await?
                 }
                 Choice::None => self.create().await?,
@@ -108,9 +110,14 @@ impl Opening {
         Ok(listed)
     }
 
-    /// Pauses what nobody may use beside the chosen one. Not killed: it may hold files that somebody looks for.
-    fn put_aside(&self, losers: &[Listed]) {
+    /// Pauses what nobody may use beside the chosen one. Not killed, unless this call has made it: it may hold files that
+    /// somebody looks for.
+    async fn put_aside(&self, losers: &[Listed]) -> Result<()> {
         for loser in losers {
+            if self.made.contains(&loser.id) {
+                self.discard(loser).await?;
+                continue;
+            }
             tracing::warn!(
                 workspace_id = %self.request.id,
                 sandbox = loser.id,
@@ -125,6 +132,7 @@ impl Opening {
                 });
             }
         }
+        Ok(())
     }
 
     /// Refuses another user, as far as metadata tell.
@@ -163,7 +171,8 @@ impl Opening {
             }
             Err(failure) => return Err(control(&failure, "attach to the sandbox")),
         };
-        self.enter(&chosen, &reached, By::Attaching).await
+        let by = if self.made.contains(&chosen.id) { By::Creation } else { By::Attaching };
+        self.enter(&chosen, &reached, by).await
     }
 
     /// A sandbox with files has gone.
@@ -230,6 +239,7 @@ impl Opening {
             end_at: None,
             metadata: serde_json::from_value(body["metadata"].clone()).unwrap_or_default(),
         };
+        self.made.insert(made.id.clone());
         let opened = self.enter(&made, &reached, By::Creation).await;
         match opened {
             Ok(Attempted::Opened(opened)) => self.settle(made, opened).await,
@@ -245,11 +255,12 @@ impl Opening {
     }
 
     /// Whether a creation without an answer was carried out.
-    async fn adopt(&self, attempt: &str) -> Result<bool> {
+    async fn adopt(&mut self, attempt: &str) -> Result<bool> {
         for pause in SEEN_WITHIN {
             sleep(pause).await;
             let listed = self.shared.sandboxes_of(&self.request.id).await?;
-            if listed.iter().any(|sandbox| Read(&sandbox.metadata).attempt() == Some(attempt)) {
+            if let Some(made) = listed.iter().find(|sandbox| Read(&sandbox.metadata).attempt() == Some(attempt)) {
+                self.made.insert(made.id.clone());
                 return Ok(true);
             }
         }
@@ -264,7 +275,7 @@ impl Opening {
         }
         match self.choose(listed) {
             Choice::This { chosen, losers } if chosen.id == made.id => {
-                self.put_aside(&losers);
+                self.put_aside(&losers).await?;
                 Ok(Attempted::Opened(opened))
             }
             Choice::This { chosen, .. } => {
@@ -351,7 +362,7 @@ impl Opening {
     ) -> Result<(Marker, Outcome)> {
         let recorded = Read(&sandbox.metadata).generation();
         if by == By::Creation {
-            let marker = Marker { generation: recorded, count: 2 };
+            let marker = probed.marker.unwrap_or(Marker { generation: recorded, count: 1 }).next();
             let outcome = match &self.kept {
                 None => Outcome::new(OutcomeKind::Created),
                 Some(_) => Outcome::new(OutcomeKind::Recreated)

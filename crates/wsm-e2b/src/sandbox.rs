@@ -146,6 +146,8 @@ impl Reach {
             429 if said.contains("concurrent incoming connections") => Self::NotSent,
             502 if said.contains("was not found") || said.contains("failed to route") => Self::NotSent,
             502..=504 => Self::Doubtful,
+            // In a stream that has begun: it was cut off, by a pause or a kill.
+            0 if matches!(answer.code(), "canceled" | "unavailable") => Self::Broken,
             _ => Self::Answered,
         }
     }
@@ -412,6 +414,7 @@ mod tests {
             (answer(409, "The sandbox is still transitioning. Try again in a moment."), Reach::NotSent),
             (answer(409, "directory already exists: /a"), Reach::Answered),
             (answer(404, "no such"), Reach::Answered),
+            (Failure::Answer(Answer { code: "canceled".to_owned(), ..Answer::default() }), Reach::Broken),
             (Failure::Unreachable(String::new()), Reach::NotSent),
             (Failure::NoAnswer(String::new()), Reach::Broken),
         ] {

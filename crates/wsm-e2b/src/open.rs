@@ -325,13 +325,12 @@ impl Opening {
             Ok(ran) => ran,
             // It went while it was entered.
             Err(Trouble::Failed(error)) if error.kind() == ErrorKind::Gone => return Ok(Attempted::Lost),
+            Err(Trouble::Answered(Failure::Answer(answer))) if answer.message.contains("error starting process") => {
+                return Err(unusable(&answer.message));
+            }
             Err(trouble) => return Err(trouble.or_daemon("run a first command")),
         };
-        let probed = Probed::read(&ran).map_err(|why| {
-            let message =
-                format!("no command runs in a sandbox of this `template`: does it have `/bin/sh` and `mkdir`? {why}");
-            Error::invalid("template", message).with_code("unusable_template").with_backend(KIND)
-        })?;
+        let probed = Probed::read(&ran).map_err(|why| unusable(&why))?;
         if !claim.is_empty() && probed.owner != claim && !self.request.allow_foreign_owner {
             if reached.was_paused {
                 // As it was before.
@@ -399,4 +398,9 @@ impl Opening {
             .with_cause(Cause::Unknown);
         Ok((marker, outcome))
     }
+}
+
+fn unusable(why: &str) -> Error {
+    let message = format!("no command runs in a sandbox of this `template`: does it have `/bin/sh` and `mkdir`? {why}");
+    Error::invalid("template", message).with_code("unusable_template").with_backend(KIND)
 }

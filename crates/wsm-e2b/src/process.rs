@@ -192,10 +192,18 @@ pub(crate) fn of_proc_stat(line: &str) -> Result<Option<ExitStatus>, ()> {
     }))
 }
 
+/// What starts a command, and complains on stderr when it can not.
+const LAUNCHERS: [&str; 6] = ["setsid: ", "nice: ", "ionice: ", "sh: ", "/bin/sh: ", "env: "];
+
+/// Whether something on stderr is a launcher's, or the beginning of what would be.
+pub(crate) fn is_launchers(said: &[u8]) -> bool {
+    let begins = |launcher: &&str| said.starts_with(launcher.as_bytes()) || launcher.as_bytes().starts_with(said);
+    LAUNCHERS.iter().any(|launcher| begins(&launcher))
+}
+
 /// Whether what looks like an end is a program that never began: the launcher says so on stderr, and nothing else was said.
 /// `launcher` is what started it: `setsid`, or a part of the daemon.
 pub(crate) fn refusal(program: &str, status: &ExitStatus, stdout_is_empty: bool, stderr: &[u8]) -> Option<Error> {
-    const LAUNCHERS: [&str; 6] = ["setsid: ", "nice: ", "ionice: ", "sh: ", "/bin/sh: ", "env: "];
     let ExitStatus::Exited { code: code @ (126 | 127) } = status else { return None };
     let text = std::str::from_utf8(stderr).ok()?;
     let line = text.trim_end_matches('\n');
@@ -287,6 +295,7 @@ mod tests {
         assert_eq!(told(126, "setsid: failed to execute x: Permission denied\n"), Some("program_not_executable"));
         assert_eq!(told(127, "nice: 'x': No such file or directory\n"), Some("program_not_found"));
         assert_eq!(told(127, ""), None);
+        assert!(is_launchers(b"set") && is_launchers(b"setsid: failed") && !is_launchers(b"x: not found"));
         assert_eq!(told(127, "more\nsetsid: failed to execute x: No such file or directory\n"), None);
         assert_eq!(told(1, "setsid: failed to execute x: No such file or directory\n"), None);
     }

@@ -23,7 +23,7 @@ use crate::{
     envd::{As, Events, SHORT, Start},
     error::Failure,
     guest,
-    process::{Incoming, Source, of_proc_stat, refusal},
+    process::{Incoming, Source, is_launchers, of_proc_stat, refusal},
     sandbox::{Attached, End, Patience, Reach, Sandbox, Standing, gone, refused, unreachable},
 };
 
@@ -278,27 +278,44 @@ pub(crate) async fn spawn(attached: &Attached, command: Command) -> Result<Proce
     let Started { mut events, stdin, control } = start(attached, &command, true).await?;
     // A program that can not start says so soon; one that can may be silent. So another command looks for it meanwhile.
     let mut first = Vec::new();
+    let mut is_missing = false;
     let resolved = resolve(attached, &command);
     tokio::select! {
         event = events.recv() => first.extend(event),
-        found = resolved => {
-            if found == Some(false) && let Ok(Some(event)) = timeout(LAST_WORD, events.recv()).await {
-                first.push(event);
-            }
+        found = resolved => is_missing = found == Some(false),
+    }
+    let until = Instant::now() + LAST_WORD * 2;
+    // It may say so in pieces.
+    while is_missing && first.is_empty() || may_be_refusal(&first) {
+        match tokio::time::timeout_at(until, events.recv()).await {
+            Ok(Some(event)) => first.push(event),
+            Ok(None) | Err(_) => break,
         }
     }
-    if let Some(ProcessEvent::Stderr(line)) = first.first()
-        && refusal(command.program(), &ExitStatus::Exited { code: 127 }, true, line).is_some()
-        && let Ok(Some(event)) = timeout(LAST_WORD, events.recv()).await
-    {
-        first.push(event);
-    }
-    if let [ProcessEvent::Stderr(line), ProcessEvent::End(status)] = &first[..]
-        && let Some(refused) = refusal(command.program(), status, true, line)
+    if let Some((ProcessEvent::End(status), said)) = first.split_last()
+        && let Some(said) = only_stderr(said)
+        && let Some(refused) = refusal(command.program(), status, true, &said)
     {
         return Err(refused);
     }
     Ok(Process::new(stdin, output(first, events), control))
+}
+
+/// What was said, if it was all on stderr, and short.
+fn only_stderr(events: &[ProcessEvent]) -> Option<Vec<u8>> {
+    let mut said = Vec::new();
+    for event in events {
+        match event {
+            ProcessEvent::Stderr(bytes) if said.len() + bytes.len() <= 8 << 10 => said.extend_from_slice(bytes),
+            _ => return None,
+        }
+    }
+    Some(said)
+}
+
+/// Whether a program that can not start may be about to say so, or has begun to.
+fn may_be_refusal(first: &[ProcessEvent]) -> bool {
+    !first.is_empty() && only_stderr(first).is_some_and(|said| is_launchers(&said))
 }
 
 /// Whether the program is there, where that can be told.

@@ -328,7 +328,8 @@ impl Sandbox {
         match extended {
             Ok(()) => {
                 self.runs_at_least_until(asked + wanted);
-                Ok(self.left())
+                // From when it was asked on, as the manager counts.
+                Ok(self.left().max(wanted))
             }
             Err(failure) if failure.status() == Some(404) => match self.standing().await {
                 Standing::Gone(end) => Err(gone(end)),

@@ -1,15 +1,12 @@
 //! What the tests share: a stand-in for the cloud, and backends over it.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
-use std::{
-    future::Future,
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 use wsm_core::{
-    Backend, BackendConfig, Command, ExecResult, ManagedWorkspace, OpenRequest, Opened, UserId, WorkspaceExt, WorkspaceId,
+    Backend, BackendConfig, Command, ExecResult, ManagedWorkspace, OpenRequest, Opened, UserId, WorkspaceExt,
+    WorkspaceId,
 };
 use wsm_e2b::{E2bBackend, E2bConfig};
 use wsm_fake_e2b::{API_KEY, FakeE2b, Operation, Options, SandboxInfo};

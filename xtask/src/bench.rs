@@ -26,6 +26,8 @@ pub(crate) enum Subject {
     Gateway,
     /// Sandboxes, beside a bare `bwrap`.
     Bubblewrap,
+    /// Cloud sandboxes, beside the bare round trips of a stand-in for the cloud.
+    E2b,
 }
 
 pub(crate) fn bench(subject: Subject, duration: Duration) -> Result<()> {
@@ -33,6 +35,10 @@ pub(crate) fn bench(subject: Subject, duration: Duration) -> Result<()> {
         Subject::Service => service(duration),
         Subject::Gateway => gateway(),
         Subject::Bubblewrap => bubblewrap(),
+        Subject::E2b => {
+            println!("\n# Cloud sandboxes, over a stand-in for the cloud");
+            run("cargo", &["bench", "--locked", "--package", "wsm-e2b", "--bench", "e2b"])
+        }
     }
 }
 

@@ -233,7 +233,6 @@ fn announce_defaults(settings: &Settings) {
 
 /// Runs the command line and gives what to exit with.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    crate::tls::install();
     let args: Vec<OsString> = args.into_iter().collect();
     let runs_a_command = args.get(1).is_some_and(|arg| arg == "run" || arg == "exec");
     let (usage, failed) = if runs_a_command { (COMMAND_FAILED, COMMAND_FAILED) } else { (USAGE, FAILED) };

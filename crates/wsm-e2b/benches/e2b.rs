@@ -13,8 +13,7 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use wsm_core::{
-    Backend, BackendConfig, Command, ManagedWorkspace, OpenRequest, ReadOptions, UserId, WorkspaceExt, WorkspaceId,
-    WriteOptions,
+    Backend, BackendConfig, Command, ManagedWorkspace, OpenRequest, ReadOptions, UserId, WorkspaceId, WriteOptions,
 };
 use wsm_e2b::{E2bBackend, E2bConfig};
 use wsm_fake_e2b::{API_KEY, Account, FakeE2b, Options};

@@ -89,7 +89,7 @@ impl Shared {
         held.retain(|life| life.strong_count() > 0);
         held.push(Arc::downgrade(life));
         // Those of ids that nobody asks for any more go by and by.
-        if lives.len() % 64 == 0 {
+        if lives.len().is_multiple_of(64) {
             lives.retain(|_, held| held.iter().any(|life| life.strong_count() > 0));
         }
     }

@@ -212,9 +212,9 @@ fn or_variable(given: &str, variable: &str) -> Option<String> {
     std::env::var(variable).ok().filter(|value| !value.is_empty())
 }
 
-fn url(option: &'static str, text: String) -> Result<String> {
+fn url(option: &'static str, text: &str) -> Result<String> {
     let refuse = |why: &str| Err(Error::invalid(option, format!("`{option}` is {text:?}: {why}")));
-    match reqwest::Url::parse(&text) {
+    match reqwest::Url::parse(text) {
         Ok(url) if !matches!(url.scheme(), "http" | "https") => refuse("it must begin with `https://` or `http://`"),
         Ok(url) if !url.has_host() => refuse("it names no host"),
         Ok(url) if url.query().is_some() || url.fragment().is_some() => refuse("it must end with the path"),
@@ -244,9 +244,9 @@ impl BackendConfig for E2bConfig {
             ));
         }
         let api = or_variable(&self.api_url, API_URL_VARIABLE).unwrap_or_else(|| format!("https://api.{domain}"));
-        let api = url("api_url", api)?;
+        let api = url("api_url", &api)?;
         let sandboxes = match or_variable(&self.sandbox_url, SANDBOX_URL_VARIABLE) {
-            Some(given) => Place::Fixed(url("sandbox_url", given)?),
+            Some(given) => Place::Fixed(url("sandbox_url", &given)?),
             None => Place::OfDomain(domain),
         };
         let control = Control::new(api, SecretString::from(key))?;

@@ -306,13 +306,17 @@ impl Control {
         self.0.is_old.load(Ordering::Relaxed)
     }
 
-    /// Attaches to a sandbox, and resumes it if it is paused. Never shortens what time it has.
+    /// Attaches to a sandbox, and resumes it if it is paused: with its memory, or from its disk alone. Never shortens what time
+    /// it has.
     ///
     /// # Errors
     ///
     /// The failure; 404 is "no such sandbox".
-    pub(crate) async fn connect(&self, sandbox: &str, timeout: Duration) -> Result<Reached, Failure> {
-        let body = json!({ "timeout": timeout.as_secs() });
+    pub(crate) async fn connect(&self, sandbox: &str, timeout: Duration, memory: bool) -> Result<Reached, Failure> {
+        let mut body = json!({ "timeout": timeout.as_secs() });
+        if !memory {
+            body["memory"] = json!(false);
+        }
         let path = |version: &str| format!("{version}/sandboxes/{}/connect", encoded(sandbox));
         let mut old = self.is_old();
         let reply = loop {

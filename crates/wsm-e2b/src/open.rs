@@ -27,6 +27,9 @@ const MOST_ROUNDS: u32 = 4;
 /// After how long a creation whose answer was lost must be seen in a list, if it was carried out.
 const SEEN_WITHIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1500)];
 
+/// What is said of a sandbox that was paused when its daemon did not answer any more.
+const DEAF: &str = "sandbox_snapshot_guest_agent_unresponsive";
+
 /// One opening.
 pub(crate) struct Opening {
     shared: Arc<Shared>,
@@ -150,7 +153,12 @@ impl Opening {
 
     async fn attach(&mut self, chosen: Listed) -> Result<Attempted> {
         self.check_owner(Read(&chosen.metadata))?;
-        let connected = self.shared.control.connect(&chosen.id, self.shared.timeout()).await;
+        let (control_plane, timeout) = (&self.shared.control, self.shared.timeout());
+        let mut connected = control_plane.connect(&chosen.id, timeout, true).await;
+        if matches!(&connected, Err(Failure::Answer(answer)) if answer.code == DEAF) {
+            // Only a boot from its disk brings it back.
+            connected = control_plane.connect(&chosen.id, timeout, false).await;
+        }
         let reached = match connected {
             Ok(reached) => reached,
             Err(Failure::Answer(answer)) if answer.status == 404 => {

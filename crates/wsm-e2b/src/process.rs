@@ -197,8 +197,8 @@ const LAUNCHERS: [&str; 6] = ["setsid: ", "nice: ", "ionice: ", "sh: ", "/bin/sh
 
 /// Whether something on stderr is a launcher's, or the beginning of what would be.
 pub(crate) fn is_launchers(said: &[u8]) -> bool {
-    let begins = |launcher: &&str| said.starts_with(launcher.as_bytes()) || launcher.as_bytes().starts_with(said);
-    LAUNCHERS.iter().any(|launcher| begins(&launcher))
+    let begins = |launcher: &str| said.starts_with(launcher.as_bytes()) || launcher.as_bytes().starts_with(said);
+    LAUNCHERS.iter().any(|launcher| begins(launcher))
 }
 
 /// Whether what looks like an end is a program that never began: the launcher says so on stderr, and nothing else was said.

@@ -200,7 +200,9 @@ impl ManagedWorkspace for E2bWorkspace {
         }
         match sandbox.life.end() {
             // Whoever put it away or let it go had the last word: a later opening is none of ours.
-            Some(End::LetGo | End::Destroyed | End::Died(_)) => return Ok(None),
+            Some(End::LetGo | End::Destroyed) => return Ok(None),
+            // It has paused by itself, or is gone: how new its files should be is known all the same.
+            Some(End::Died(_)) => return Ok(self.shared.recall(&info.id).and_then(|kept| kept.checkpoint())),
             Some(End::PutAway) if !self.shared.is_to_be_put_away(&sandbox.id) => return Ok(None),
             Some(End::PutAway) | None => {}
         }

@@ -1,6 +1,8 @@
 //! The whole suite, over a stand-in for the cloud that the official SDKs were driven against; over the cloud itself with
 //! `E2B_API_KEY` and `WSM_TEST_E2B_CLOUD=1`.
 
+#![allow(clippy::expect_used, reason = "a fault that can not be made fails the test")]
+
 use std::sync::Arc;
 
 use tokio::runtime::Handle;

@@ -586,3 +586,16 @@ async fn a_sandbox_whose_time_is_over_is_dead_and_comes_back_with_its_files() {
     let error = opened.workspace.health().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
 }
+
+#[tokio::test]
+async fn a_sandbox_whose_daemon_has_died_is_brought_back_from_its_disk() {
+    let fixture = fixture!();
+    let workspace = fixture.workspace().await;
+    write(&workspace, "f", "kept").await;
+    workspace.suspend().await.unwrap();
+    fixture.fake.sandboxes().kill_envd(&fixture.only().id).unwrap();
+    let deaf = r#"{"code":409,"message":"m","error_code":"sandbox_snapshot_guest_agent_unresponsive"}"#;
+    fixture.fake.faults().push(Fault::answer(Operation::Connect, 409, deaf));
+    let opened = fixture.open("w").await;
+    assert_eq!((opened.outcome.kind, text(&opened.workspace, "f").await.as_str()), (OutcomeKind::Resumed, "kept"));
+}

@@ -1,5 +1,10 @@
 //! What the tests share: a stand-in for the cloud, and backends over it.
 #![allow(dead_code, reason = "not every test uses all of it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails where it stands, and says why it is skipped"
+)]
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -49,7 +54,7 @@ impl Fixture {
     }
 
     pub(crate) async fn open(&self, name: &str) -> Opened {
-        open(&*self.backend, name).await
+        open(&self.backend, name).await
     }
 
     pub(crate) async fn workspace(&self) -> Arc<dyn ManagedWorkspace> {

@@ -21,11 +21,12 @@ pub(crate) enum Choice {
     This { chosen: Listed, losers: Vec<Listed> },
 }
 
-/// Chooses by the highest generation, then by what a checkpoint knows, then the oldest, then the smallest id.
+/// Chooses by the highest generation, then the oldest, then the smallest id. What one replica remembers does not count, or they
+/// would not agree.
 ///
 /// The start of a run changes with every resume; so the oldest is the one that was made first, and only among those made at
 /// about the same time the one whose run began first.
-pub(crate) fn choose(listed: Vec<Listed>, id: &WorkspaceId, installation: &str, known: Option<&str>) -> Choice {
+pub(crate) fn choose(listed: Vec<Listed>, id: &WorkspaceId, installation: &str) -> Choice {
     // Two ids may look alike in an encoding that is not ours.
     let is_it = |sandbox: &Listed| Read(&sandbox.metadata).workspace().as_ref() == Some(id);
     let mut candidates: Vec<Listed> = listed.into_iter().filter(is_it).collect();
@@ -39,8 +40,7 @@ pub(crate) fn choose(listed: Vec<Listed>, id: &WorkspaceId, installation: &str, 
     candidates.sort_by_key(|sandbox| {
         let read = Read(&sandbox.metadata);
         let created = read.created().or_else(|| sandbox.started_at.and_then(millis)).unwrap_or(u64::MAX);
-        let is_known = known == Some(sandbox.id.as_str());
-        (Reverse(read.generation()), !is_known, created / AT_ONCE_MILLIS, sandbox.started_at, sandbox.id.clone())
+        (Reverse(read.generation()), created / AT_ONCE_MILLIS, sandbox.started_at, sandbox.id.clone())
     });
     let mut candidates = candidates.into_iter();
     match candidates.next() {
@@ -80,8 +80,8 @@ mod tests {
         }
     }
 
-    fn chosen(listed: Vec<Listed>, known: Option<&str>) -> String {
-        match choose(listed, &id(), "wsm", known) {
+    fn chosen(listed: Vec<Listed>) -> String {
+        match choose(listed, &id(), "wsm") {
             Choice::This { chosen, .. } => chosen.id,
             other => panic!("{other:?}"),
         }
@@ -90,13 +90,11 @@ mod tests {
     #[test]
     fn the_order_is_generation_then_age_then_id() {
         let two = |one, other| vec![one, other];
-        assert_eq!(chosen(two(sandbox("a", 0, 0, 5), sandbox("b", 1, 0, 9)), None), "b", "the highest generation");
-        assert_eq!(chosen(two(sandbox("b", 0, 1, 5), sandbox("a", 0, 2, 9)), None), "b", "the oldest start");
-        assert_eq!(chosen(two(sandbox("b", 0, 1, 5), sandbox("a", 0, 1, 5)), None), "a", "the smallest id");
+        assert_eq!(chosen(two(sandbox("a", 0, 0, 5), sandbox("b", 1, 0, 9))), "b", "the highest generation");
+        assert_eq!(chosen(two(sandbox("b", 0, 1, 5), sandbox("a", 0, 2, 9))), "b", "the oldest start");
+        assert_eq!(chosen(two(sandbox("b", 0, 1, 5), sandbox("a", 0, 1, 5))), "a", "the smallest id");
         // A resume renews the start of the older one, which stays the older one.
-        assert_eq!(chosen(two(sandbox("b", 0, 1, 9000), sandbox("a", 0, 600, 600)), None), "b");
-        assert_eq!(chosen(two(sandbox("b", 0, 1, 5), sandbox("a", 0, 1, 5)), Some("b")), "b", "the checkpoint's");
-        assert_eq!(chosen(two(sandbox("b", 0, 1, 5), sandbox("a", 1, 1, 5)), Some("b")), "a");
+        assert_eq!(chosen(two(sandbox("b", 0, 1, 9000), sandbox("a", 0, 600, 600))), "b");
     }
 
     #[test]
@@ -104,9 +102,9 @@ mod tests {
         let mut foreign = sandbox("a", 9, 0, 0);
         foreign.metadata.insert("wsm.owner".to_owned(), "other".to_owned());
         let listed = vec![sandbox("b", 0, 1, 1), foreign];
-        assert_eq!(choose(listed, &id(), "wsm", None), Choice::Foreign("a".to_owned()));
+        assert_eq!(choose(listed, &id(), "wsm"), Choice::Foreign("a".to_owned()));
         let other = WorkspaceId::new("v").unwrap();
-        assert_eq!(choose(vec![sandbox("b", 0, 1, 1)], &other, "wsm", None), Choice::None);
+        assert_eq!(choose(vec![sandbox("b", 0, 1, 1)], &other, "wsm"), Choice::None);
     }
 
     proptest! {
@@ -124,7 +122,7 @@ mod tests {
             turned.rotate_left(swap.index(all.len()));
             // Also when one is seen twice.
             turned.push(all[0].clone());
-            prop_assert_eq!(choose(all, &id(), "wsm", None), choose(turned, &id(), "wsm", None));
+            prop_assert_eq!(choose(all, &id(), "wsm"), choose(turned, &id(), "wsm"));
         }
     }
 }

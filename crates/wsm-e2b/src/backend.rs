@@ -31,6 +31,8 @@ use crate::{
 
 /// After so long it is looked again whether what was killed has come back, as a resume under way can make it.
 const THIRD_LOOK: Duration = Duration::from_secs(3);
+/// How many workspaces a process remembers that it does not hold any more.
+const MOST_KNOWN: usize = 50_000;
 /// How often a workspace's sandboxes are killed until none is listed any more.
 const MOST_KILLS: u32 = 5;
 
@@ -68,7 +70,13 @@ impl Shared {
     }
 
     pub(crate) fn remember(&self, id: &WorkspaceId, kept: Kept) {
-        self.known.lock().insert(id.clone(), kept);
+        let mut known = self.known.lock();
+        if known.len() >= MOST_KNOWN && !known.contains_key(id) {
+            // Of those that nobody holds, only what a sandbox says itself is known from here on.
+            let lives = self.lives.lock();
+            known.retain(|id, _| lives.contains_key(id));
+        }
+        known.insert(id.clone(), kept);
     }
 
     fn forget(&self, id: &WorkspaceId) {
@@ -194,13 +202,11 @@ impl Shared {
                 by_id.entry(id).or_default().push(sandbox);
             }
         }
-        let chosen = by_id.into_iter().filter_map(|(id, sandboxes)| {
-            let known = self.recall(&id).map(|kept| kept.sandbox);
-            match choose(sandboxes, &id, &self.config.installation, known.as_deref()) {
+        let chosen =
+            by_id.into_iter().filter_map(|(id, sandboxes)| match choose(sandboxes, &id, &self.config.installation) {
                 Choice::This { chosen, losers } => Some((id, chosen, losers)),
                 Choice::None | Choice::Foreign(_) => None,
-            }
-        });
+            });
         Ok(chosen.collect())
     }
 
@@ -276,7 +282,7 @@ impl Backend for E2bBackend {
                 // One that is being copied is in no list.
                 listed.extend(shared.control.get(known).await?);
             }
-            Ok(match choose(listed, id, &shared.config.installation, known.as_deref()) {
+            Ok(match choose(listed, id, &shared.config.installation) {
                 Choice::This { chosen, .. } => Some(shared.found(id.clone(), &chosen)),
                 Choice::None | Choice::Foreign(_) => None,
             })
@@ -321,8 +327,7 @@ impl Backend for E2bBackend {
         let remove = async {
             let _turn = shared.locks.turn(id).await;
             let listed = shared.sandboxes_of(id).await?;
-            let known = shared.recall(id).map(|kept| kept.sandbox);
-            let Choice::This { losers, .. } = choose(listed, id, &shared.config.installation, known.as_deref()) else {
+            let Choice::This { losers, .. } = choose(listed, id, &shared.config.installation) else {
                 return Ok(false);
             };
             if !losers.iter().any(|loser| loser.id == leftover.name) {

@@ -36,8 +36,6 @@ pub(crate) struct Opening {
     request: OpenRequest,
     /// What was known of the workspace before: by a checkpoint, or by this process.
     kept: Option<Kept>,
-    /// The sandbox that a checkpoint names, which all replicas see alike.
-    checkpointed: Option<String>,
     /// Sandboxes that are listed and not there.
     gone: HashSet<String>,
     /// Sandboxes that this very call has made, which nobody has used.
@@ -60,7 +58,7 @@ enum Attempted {
 
 impl Opening {
     pub(crate) fn new(shared: Arc<Shared>, request: OpenRequest) -> Self {
-        Self { shared, request, kept: None, checkpointed: None, gone: HashSet::new(), made: HashSet::new() }
+        Self { shared, request, kept: None, gone: HashSet::new(), made: HashSet::new() }
     }
 
     /// # Errors
@@ -74,7 +72,6 @@ impl Opening {
         let shared = Arc::clone(&self.shared);
         let _turn = shared.locks.turn(&self.request.id).await;
         let checkpoint = self.request.checkpoint.as_ref().and_then(Kept::of);
-        self.checkpointed = checkpoint.as_ref().map(|kept| kept.sandbox.clone());
         // Whichever knows of newer files.
         self.kept = [checkpoint, shared.recall(&self.request.id)].into_iter().flatten().max_by_key(Kept::marker);
         for round in 0..MOST_ROUNDS {
@@ -97,7 +94,7 @@ impl Opening {
     }
 
     fn choose(&self, listed: Vec<Listed>) -> Choice {
-        choose(listed, &self.request.id, &self.shared.config.installation, self.checkpointed.as_deref())
+        choose(listed, &self.request.id, &self.shared.config.installation)
     }
 
     /// All sandboxes of this workspace. One that is known and not listed is asked for: one that is being copied is in no list.

@@ -28,6 +28,8 @@ pub(crate) enum Subject {
     Bubblewrap,
     /// Containers, beside the same ones without wsm.
     Docker,
+    /// Cloud sandboxes, beside the bare round trips of a stand-in for the cloud.
+    E2b,
 }
 
 pub(crate) fn bench(subject: Subject, duration: Duration) -> Result<()> {
@@ -36,6 +38,10 @@ pub(crate) fn bench(subject: Subject, duration: Duration) -> Result<()> {
         Subject::Gateway => gateway(),
         Subject::Bubblewrap => bubblewrap(),
         Subject::Docker => docker(),
+        Subject::E2b => {
+            println!("\n# Cloud sandboxes, over a stand-in for the cloud");
+            run("cargo", &["bench", "--locked", "--package", "wsm-e2b", "--bench", "e2b"])
+        }
     }
 }
 

@@ -37,7 +37,7 @@ const STEPS: [Step; 17] = [
         }
         it::docker().map(|()| Outcome::Done)
     }),
-    ("test the stand-in for E2B", || {
+    ("test with a stand-in for E2B", || {
         if !it::is_root() {
             return Ok(Outcome::Skipped("only root can enter the namespaces of its sandboxes"));
         }
@@ -75,6 +75,8 @@ const STEPS: [Step; 17] = [
         cargo(&["check", "--locked", "--package", "wsm-gateway"])?;
         cargo(&["check", "--locked", "--package", "wsm-bubblewrap"])?;
         cargo(&["check", "--locked", "--package", "wsm-docker"])?;
+        cargo(&["check", "--locked", "--package", "wsm-e2b"])?;
+        cargo(&["check", "--locked", "--package", "wsm-app", "--no-default-features", "--features", "e2b"])?;
         cargo(&["check", "--locked", "--package", "wsm-app", "--no-default-features"])
     }),
     ("examples", examples),
@@ -122,7 +124,8 @@ fn print_summary(summary: &[(&str, &str, Duration, String)]) {
         println!("{name:<26} {verdict:<8} {:>4} s  {why}", duration.as_secs());
     }
     println!(
-        "\nbackends: `local`, `bubblewrap`, `docker` and the in-memory one ran the whole suite against this machine"
+        "\nbackends: `local`, `bubblewrap`, `docker` and the in-memory one ran the whole suite against this machine, `e2b` \
+         against a stand-in for the cloud"
     );
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::run::{command, is_installed, root, run_command};
 
 /// What can be fuzzed. Each has a corpus of its name.
-pub(crate) const TARGETS: [&str; 3] = ["frames", "messages", "members"];
+pub(crate) const TARGETS: [&str; 4] = ["frames", "messages", "members", "envelopes"];
 
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 const TARGET_DIR: &str = "target/fuzz";

@@ -9,7 +9,7 @@ use wsm_core::{
     WorkspaceManager,
 };
 
-#[cfg(any(feature = "local", feature = "bubblewrap", feature = "docker"))]
+#[cfg(any(feature = "local", feature = "bubblewrap", feature = "docker", feature = "e2b"))]
 use crate::config::field_names;
 use crate::config::{Settings, parse_duration};
 
@@ -43,6 +43,14 @@ pub static BACKENDS: &[BackendKind] = &[
         check: check::<wsm_docker::DockerConfig>,
         // Its packages are in the image.
         build: |parts| build_with::<wsm_docker::DockerConfig>(parts, |_| Ok(vec![Arc::new(gateway()?)])),
+    },
+    #[cfg(feature = "e2b")]
+    BackendKind {
+        name: "e2b",
+        option_keys: field_names::<wsm_e2b::E2bConfig>,
+        check: check::<wsm_e2b::E2bConfig>,
+        // Its sandboxes have a daemon of their own, which does what a gateway would.
+        build: build::<wsm_e2b::E2bConfig>,
     },
 ];
 
@@ -121,7 +129,7 @@ pub fn manager(settings: &Settings, listener: Option<Arc<dyn EventListener>>) ->
 }
 
 #[cfg_attr(
-    not(any(feature = "local", feature = "bubblewrap", feature = "docker")),
+    not(any(feature = "local", feature = "bubblewrap", feature = "docker", feature = "e2b")),
     allow(dead_code, reason = "this build has no backend")
 )]
 fn check<C: DeserializeOwned>(options: &Table) -> Result<(), String> {
@@ -129,7 +137,7 @@ fn check<C: DeserializeOwned>(options: &Table) -> Result<(), String> {
 }
 
 /// Makes the caching manager over a backend whose configuration is `C`.
-#[cfg(feature = "local")]
+#[cfg(any(feature = "local", feature = "e2b"))]
 fn build<C>(parts: Parts<'_>) -> Result<Arc<dyn WorkspaceManager>>
 where
     C: BackendConfig + DeserializeOwned,
@@ -139,7 +147,7 @@ where
 
 /// As [`build`], with the layers that the configuration asks for.
 #[cfg_attr(
-    not(any(feature = "local", feature = "bubblewrap", feature = "docker")),
+    not(any(feature = "local", feature = "bubblewrap", feature = "docker", feature = "e2b")),
     expect(dead_code, reason = "this build has no backend")
 )]
 fn build_with<C>(

@@ -11,6 +11,7 @@ mod metrics;
 mod service;
 pub mod store;
 pub mod telemetry;
+pub mod tls;
 
 pub use app::{App, AppConfig, Limits, SharedState, create_app};
 pub use lifecycle::Lifecycle;

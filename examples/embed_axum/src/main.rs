@@ -65,6 +65,7 @@ async fn main() -> anyhow::Result<()> {
 
 /// What a client of the service does.
 async fn ask(address: SocketAddr) -> anyhow::Result<()> {
+    wsm_app::tls::install();
     let client = reqwest::Client::builder().no_proxy().build()?;
     let url = |path: &str| format!("http://{address}{path}");
     let session = serde_json::json!({ "agent_id": "writer", "session_id": "s" });

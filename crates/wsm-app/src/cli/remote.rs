@@ -74,6 +74,8 @@ impl Client {
     pub(super) fn of_operator(service: RemoteArgs) -> anyhow::Result<Self> {
         let RemoteArgs { url, token } = service;
         let url = parse_url(&url)?;
+        // No TLS is spoken here; but a client that could wants to know by whom it is done.
+        crate::tls::install();
         // Directly, whatever proxy is configured, and to nobody else, wherever an answer may point.
         let http = reqwest::Client::builder()
             .no_proxy()

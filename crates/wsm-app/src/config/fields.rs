@@ -1,6 +1,9 @@
 //! Asks a type which keys it reads, so that an unknown one can be told apart and the nearest known one be named.
 
-#![cfg_attr(not(feature = "local"), allow(dead_code, reason = "this build has no backend to ask"))]
+#![cfg_attr(
+    not(any(feature = "local", feature = "e2b")),
+    allow(dead_code, reason = "this build has no backend to ask")
+)]
 
 use serde::{Deserialize, Deserializer, de};
 

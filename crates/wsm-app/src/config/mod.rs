@@ -21,7 +21,7 @@ use toml::{Table, Value};
 use wsm_core::UserId;
 
 #[cfg_attr(
-    not(any(feature = "local", feature = "bubblewrap", feature = "docker")),
+    not(any(feature = "local", feature = "bubblewrap", feature = "docker", feature = "e2b")),
     expect(unused_imports, reason = "this build has no backend")
 )]
 pub(crate) use fields::field_names;

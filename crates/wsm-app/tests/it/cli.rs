@@ -5,6 +5,8 @@ mod copy;
 mod crash;
 mod docker;
 mod doctor;
+#[cfg(feature = "e2b")]
+mod e2b;
 mod exec;
 mod help;
 mod idle;
@@ -140,7 +142,7 @@ impl Service {
     }
 
     async fn call(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
-        let client = reqwest::Client::new();
+        let client = crate::support::http();
         let mut request =
             client.request(method.parse().unwrap(), format!("{}{path}", self.url)).header("x-user-id", "ann");
         if let Some(body) = body {

@@ -17,6 +17,12 @@ use wsm_core::{
     memory::{MemoryConfig, MemoryEngine},
 };
 
+/// A client for a service.
+pub(crate) fn http() -> reqwest::Client {
+    wsm_app::tls::install();
+    reqwest::Client::new()
+}
+
 pub(crate) struct TestApp {
     pub(crate) app: App,
     pub(crate) engine: MemoryEngine,

@@ -72,6 +72,8 @@ pub(crate) struct Process {
     ended: Mutex<Option<ExitStatus>>,
     /// Signalled by a client: then nobody waits for its pipes.
     signalled: AtomicBool,
+    /// Says that it was, to who waits for the pipes of one that has ended.
+    woken: tokio::sync::Notify,
     /// Its time is over.
     pub(crate) expired: CancellationToken,
 }
@@ -115,6 +117,7 @@ impl Process {
             terminal,
             ended: Mutex::new(None),
             signalled: AtomicBool::new(false),
+            woken: tokio::sync::Notify::new(),
             expired: CancellationToken::new(),
         };
         Ok((Arc::new(process), Running { child, sources }, events))
@@ -139,6 +142,7 @@ impl Process {
     /// Signals the process itself, and none that it started.
     pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
         self.signalled.store(true, Ordering::Relaxed);
+        self.woken.notify_one();
         Ok(pidfd_send_signal(&self.handle, signal)?)
     }
 
@@ -192,6 +196,7 @@ impl Process {
                     }
                 }
                 _ = &mut reading, if !read_all => read_all = true,
+                () = self.woken.notified() => {}
                 () = &mut limit, if !self.expired.is_cancelled() => {
                     self.expired.cancel();
                     let _ = self.signal(Signal::KILL);

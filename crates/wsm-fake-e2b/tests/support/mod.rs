@@ -43,6 +43,8 @@ pub(crate) struct Api {
 
 impl Api {
     pub(crate) fn new(fake: &FakeE2b) -> Self {
+        // Built with others, the client may have TLS, and wants to know by whom.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         Self { client: Client::new(), url: fake.api_url(), key: API_KEY.to_owned() }
     }
 

@@ -13,7 +13,7 @@ use crate::support::eventually;
 /// Sends a request and does not wait for its answer.
 fn begin(work: &mut JoinSet<()>, service: &Service, session: &str, line: &str) {
     let url = format!("{}/workspace/exec?agent_id=a&session_id={session}", service.url);
-    let request = reqwest::Client::new().post(url).header("x-user-id", "ann");
+    let request = crate::support::http().post(url).header("x-user-id", "ann");
     let request = request.json(&json!({ "command": ["sh", "-c", line] }));
     work.spawn(async move {
         let _ = request.send().await;

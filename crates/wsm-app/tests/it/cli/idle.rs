@@ -14,7 +14,7 @@ struct Events {
 
 impl Events {
     async fn of(service: &Service) -> Self {
-        let response = reqwest::get(format!("{}/events", service.url)).await.unwrap();
+        let response = crate::support::http().get(format!("{}/events", service.url)).send().await.unwrap();
         Self { bytes: response.bytes_stream().boxed(), text: String::new() }
     }
 

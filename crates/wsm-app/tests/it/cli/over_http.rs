@@ -72,6 +72,7 @@ async fn the_service_has_the_deadline_and_keeps_what_was_printed() {
         assert_eq!(status, 422, "{timeout}");
     }
     // The other way round: a client's own limit ends its wait, and with it the command.
+    wsm_app::tls::install();
     let impatient = reqwest::Client::builder().timeout(Duration::from_secs(1)).build().unwrap();
     let url = format!("{}/workspace/exec?agent_id=a&session_id=s", service.url);
     let body = json!({ "command": ["sh", "-c", "echo $$ > pid; exec sleep 600"], "timeout_seconds": 2 });
@@ -111,7 +112,7 @@ async fn a_download_of_any_name_is_one_that_browsers_can_save() {
     let dir = tempfile::tempdir().unwrap();
     let service = Service::start(dir.path(), &[]);
     service.session("s").await;
-    let client = reqwest::Client::new();
+    let client = crate::support::http();
     for (name, encoded) in [
         ("报告 ü.txt", "%E6%8A%A5%E5%91%8A%20%C3%BC.txt"),
         ("a\"b;c.txt", "a%22b%3Bc.txt"),

@@ -54,7 +54,7 @@ async fn a_second_service_on_one_store_is_refused_and_a_run_is_not() {
 async fn keep_busy(service: &Service) -> JoinSet<()> {
     service.session("s").await;
     let url = format!("{}/workspace/exec?agent_id=a&session_id=s", service.url);
-    let request = reqwest::Client::new().post(url).header("x-user-id", "ann");
+    let request = crate::support::http().post(url).header("x-user-id", "ann");
     let request = request.json(&json!({ "command": ["sh", "-c", "echo $$ > pid; exec sleep 600"] }));
     let mut busy = JoinSet::new();
     busy.spawn(async move {
@@ -117,7 +117,7 @@ async fn a_client_that_hangs_up_ends_its_command() {
 async fn nothing_that_may_be_secret_is_logged() {
     let dir = tempfile::tempdir().unwrap();
     let service = Service::start(dir.path(), &["--log", "trace", "--set", "auth.token=CANARY-token"]);
-    let client = reqwest::Client::new();
+    let client = crate::support::http();
     let call = |path: &str| {
         client.post(format!("{}{path}", service.url)).header("x-user-id", "ann").bearer_auth("CANARY-token")
     };

@@ -6,8 +6,8 @@ use wsm_core::WorkspaceId;
 
 use crate::{control::Listed, metadata::Read};
 
-/// Sandboxes that were made within the same span count as made at once: then the service's own clock decides, since those
-/// who made them may have clocks that differ.
+/// Sandboxes that were made so soon after the first one count as made at once with it: then the service's own clock decides,
+/// since those who made them may have clocks that differ.
 const AT_ONCE_MILLIS: u64 = 60_000;
 
 /// What a list of sandboxes says about a workspace.
@@ -37,10 +37,19 @@ pub(crate) fn choose(listed: Vec<Listed>, id: &WorkspaceId, installation: &str) 
     if let Some(foreign) = foreign {
         return Choice::Foreign(foreign.id.clone());
     }
+    let generation = |sandbox: &Listed| Read(&sandbox.metadata).generation();
+    let newest = candidates.iter().map(generation).max().unwrap_or(0);
+    let created = |sandbox: &Listed| {
+        let said = Read(&sandbox.metadata).created();
+        said.or_else(|| sandbox.started_at.and_then(millis)).unwrap_or(u64::MAX)
+    };
+    // A span that begins with the first, not one of the calendar: two that were made at once are never told apart by its end.
+    let first = candidates.iter().filter(|sandbox| generation(sandbox) == newest).map(created).min().unwrap_or(0);
     candidates.sort_by_key(|sandbox| {
-        let read = Read(&sandbox.metadata);
-        let created = read.created().or_else(|| sandbox.started_at.and_then(millis)).unwrap_or(u64::MAX);
-        (Reverse(read.generation()), created / AT_ONCE_MILLIS, sandbox.started_at, sandbox.id.clone())
+        let is_later = created(sandbox).saturating_sub(first) > AT_ONCE_MILLIS;
+        // One whose start is not known yet has begun just now.
+        let started = (sandbox.started_at.is_none(), sandbox.started_at);
+        (Reverse(generation(sandbox)), is_later, started, sandbox.id.clone())
     });
     let mut candidates = candidates.into_iter();
     match candidates.next() {
@@ -93,6 +102,11 @@ mod tests {
         assert_eq!(chosen(two(sandbox("a", 0, 0, 5), sandbox("b", 1, 0, 9))), "b", "the highest generation");
         assert_eq!(chosen(two(sandbox("b", 0, 1, 5), sandbox("a", 0, 2, 9))), "b", "the oldest start");
         assert_eq!(chosen(two(sandbox("b", 0, 1, 5), sandbox("a", 0, 1, 5))), "a", "the smallest id");
+        // Clocks of two replicas differ, also about the end of a minute.
+        assert_eq!(chosen(two(sandbox("b", 0, 60, 5), sandbox("a", 0, 59, 6))), "b", "made at once, begun earlier");
+        // One that no list shows yet has begun last.
+        let unlisted = Listed { started_at: None, ..sandbox("a", 0, 1, 0) };
+        assert_eq!(chosen(two(unlisted, sandbox("b", 0, 1, 5))), "b");
         // A resume renews the start of the older one, which stays the older one.
         assert_eq!(chosen(two(sandbox("b", 0, 1, 9000), sandbox("a", 0, 600, 600))), "b");
     }

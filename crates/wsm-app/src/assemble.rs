@@ -49,8 +49,7 @@ pub static BACKENDS: &[BackendKind] = &[
         name: "e2b",
         option_keys: field_names::<wsm_e2b::E2bConfig>,
         check: check::<wsm_e2b::E2bConfig>,
-        // Its sandboxes have a daemon of their own, which does what a gateway would.
-        build: build::<wsm_e2b::E2bConfig>,
+        build: |parts| build_with::<wsm_e2b::E2bConfig>(parts, |_| Ok(gateway_beside())),
     },
 ];
 
@@ -58,6 +57,19 @@ pub static BACKENDS: &[BackendKind] = &[
 #[cfg(any(feature = "bubblewrap", feature = "docker"))]
 fn gateway() -> Result<wsm_gateway::GatewayLayer> {
     Ok(wsm_gateway::GatewayLayer::new(wsm_gateway::find_program()?))
+}
+
+/// Brings the gateway of this installation into sandboxes that have a daemon of their own for commands and files. They work
+/// without it too, so that it may be missing.
+#[cfg(feature = "e2b")]
+fn gateway_beside() -> Vec<Arc<dyn Layer>> {
+    match wsm_gateway::find_program() {
+        Ok(program) => vec![Arc::new(wsm_gateway::GatewayBeside::new(program))],
+        Err(error) => {
+            tracing::info!(error = %error.report(), "no MCP servers and no searches in sandboxes: there is no gateway");
+            Vec::new()
+        }
+    }
 }
 
 /// A kind of backend that can be configured by name.
@@ -137,7 +149,7 @@ fn check<C: DeserializeOwned>(options: &Table) -> Result<(), String> {
 }
 
 /// Makes the caching manager over a backend whose configuration is `C`.
-#[cfg(any(feature = "local", feature = "e2b"))]
+#[cfg(feature = "local")]
 fn build<C>(parts: Parts<'_>) -> Result<Arc<dyn WorkspaceManager>>
 where
     C: BackendConfig + DeserializeOwned,

@@ -91,15 +91,24 @@ impl GatewayClient {
         connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
         tasks: TaskTracker,
     ) -> Result<Self> {
-        let inner = Inner {
-            connect: Box::new(connect),
-            session: tokio::sync::Mutex::new(None),
-            tasks,
-            closed: CancellationToken::new(),
-        };
-        let client = Self(Arc::new(inner));
+        let client = Self::unconnected(connect, tasks);
         client.session().await?;
         Ok(client)
+    }
+
+    /// A client that connects with its first call.
+    pub(crate) fn connected_later(
+        connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
+    ) -> Self {
+        Self::unconnected(connect, TaskTracker::new())
+    }
+
+    fn unconnected(
+        connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
+        tasks: TaskTracker,
+    ) -> Self {
+        let session = tokio::sync::Mutex::new(None);
+        Self(Arc::new(Inner { connect: Box::new(connect), session, tasks, closed: CancellationToken::new() }))
     }
 
     /// Ends the connection. Later calls are `gone`.

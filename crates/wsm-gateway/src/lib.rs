@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod beside;
 mod call;
 mod client;
 #[cfg(feature = "program")]
@@ -23,6 +24,7 @@ mod server;
 pub mod testing;
 mod unpack;
 
+pub use beside::GatewayBeside;
 pub use call::ExecCalls;
 #[cfg(feature = "program")]
 pub use call::relay_call;

@@ -87,28 +87,28 @@ pub(crate) fn docker() -> Result<()> {
     Ok(())
 }
 
-/// The stand-in for the cloud, driven by the official SDKs; the backend, over it; and over the cloud itself, with a key for that
-/// and `WSM_TEST_E2B_CLOUD=1`.
+/// The stand-in for the cloud, driven by the official SDKs; the backend, over it; and over the cloud itself, with a key for that.
 pub(crate) fn e2b() -> Result<()> {
     e2b::setup()?;
+    let gateway = gateway::gateway(false)?;
     let test = |package: &str, more: &[&str]| {
         let arguments = ["test", "--package", package, "--locked", "--no-fail-fast"];
         let mut tests = command("cargo", &[&arguments[..], more].concat());
         // What is only for the cloud would bring each of these there.
-        tests.env("WSM_REQUIRE", "e2b").env_remove("WSM_TEST_E2B_CLOUD");
+        tests.env("WSM_REQUIRE", "e2b,gateway").env("WSM_GATEWAY", &gateway).env_remove("WSM_TEST_E2B_CLOUD");
         tests
     };
     run_command(&mut test("wsm-fake-e2b", &[]))?;
     run_command(&mut test("wsm-e2b", &[]))?;
     run_command(&mut test("wsm-app", &["--test", "it", "cli::e2b"]))?;
     let has_key = std::env::var("E2B_API_KEY").is_ok_and(|key| !key.is_empty());
-    if has_key && std::env::var("WSM_TEST_E2B_CLOUD").is_ok_and(|wanted| wanted == "1") {
+    if has_key {
         println!("\nthe suite, over the cloud: this makes sandboxes, which are paid for, and destroys them");
         // A few at a time: an account may not have many.
         let suite = ["--test", "conformance", "--", "--test-threads", "4"];
         return run_command(test("wsm-e2b", &suite).env("WSM_TEST_E2B_CLOUD", "1"));
     }
-    println!("\nnot run over the cloud: that takes `E2B_API_KEY` and `WSM_TEST_E2B_CLOUD=1`");
+    println!("\nnot run over the cloud: that takes `E2B_API_KEY`");
     Ok(())
 }
 

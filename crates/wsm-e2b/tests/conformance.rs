@@ -1,5 +1,5 @@
 //! The whole suite, over a stand-in for the cloud that the official SDKs were driven against; over the cloud itself with
-//! `E2B_API_KEY` and `WSM_TEST_E2B_CLOUD=1`.
+//! `E2B_API_KEY` and `WSM_TEST_E2B_CLOUD=1`, which `cargo xtask it e2b` sets where there is a key.
 
 #![allow(clippy::expect_used, reason = "a fault that can not be made fails the test")]
 

@@ -152,7 +152,8 @@ impl Opening {
         self.check_owner(Read(&chosen.metadata))?;
         let (control_plane, timeout) = (&self.shared.control, self.shared.timeout());
         let mut connected = control_plane.connect(&chosen.id, timeout, true).await;
-        if matches!(&connected, Err(Failure::Answer(answer)) if answer.code == DEAF) {
+        let is_cold = matches!(&connected, Err(Failure::Answer(answer)) if answer.code == DEAF);
+        if is_cold {
             // Only a boot from its disk brings it back.
             connected = control_plane.connect(&chosen.id, timeout, false).await;
         }
@@ -177,7 +178,14 @@ impl Opening {
             Err(failure) => return Err(control(&failure, "attach to the sandbox")),
         };
         let by = if self.made.contains(&chosen.id) { By::Creation } else { By::Attaching };
-        self.enter(&chosen, &reached, by).await
+        if by == By::Creation && reached.token.is_none() {
+            return Err(self.insecure(&chosen.id).await?);
+        }
+        let mut attempted = self.enter(&chosen, &reached, by).await?;
+        if let (Attempted::Opened(opened), true) = (&mut attempted, is_cold) {
+            opened.outcome.lost.extend([Loss::Processes, Loss::Memory]);
+        }
+        Ok(attempted)
     }
 
     /// A sandbox with files has gone.
@@ -232,10 +240,7 @@ impl Opening {
             Err(failure) => return Err(creation(&failure, &self.shared.config.template)),
         };
         if reached.token.is_none() {
-            // Whoever learns the id would be let in.
-            self.shared.control.kill(&reached.id).await?;
-            let message = "E2B made a sandbox that anybody may enter: no token came back. It was killed again";
-            return Err(Error::new(ErrorKind::Backend, message).with_code("insecure_sandbox").with_backend(KIND));
+            return Err(self.insecure(&reached.id).await?);
         }
         let made = Listed {
             id: reached.id.clone(),
@@ -257,6 +262,13 @@ impl Opening {
                 Err(error)
             }
         }
+    }
+
+    /// Ends one that was made a moment ago and needs no token: whoever learns the id would be let in.
+    async fn insecure(&self, sandbox: &str) -> Result<Error> {
+        self.shared.control.kill(sandbox).await?;
+        let message = "E2B made a sandbox that anybody may enter: no token came back. It was killed again";
+        Ok(Error::new(ErrorKind::Backend, message).with_code("insecure_sandbox").with_backend(KIND))
     }
 
     /// Whether a creation without an answer was carried out.
@@ -284,7 +296,14 @@ impl Opening {
                 Ok(Attempted::Opened(opened))
             }
             Choice::This { chosen, .. } => {
-                self.discard(&made).await?;
+                if self.is_unused(&made, &opened).await {
+                    self.discard(&made).await?;
+                } else {
+                    // Another one saw this one alone, and has opened it meanwhile.
+                    self.made.remove(&made.id);
+                    self.shared.forget_if(&self.request.id, &made.id);
+                    self.put_aside(std::slice::from_ref(&made)).await?;
+                }
                 drop(opened);
                 self.kept = None;
                 self.attach(chosen).await
@@ -295,6 +314,17 @@ impl Opening {
             }
             Choice::None => Ok(Attempted::Opened(opened)),
         }
+    }
+
+    /// Whether nobody else has opened what this call has made: every opening counts the marker up. What can not be told is
+    /// used.
+    async fn is_unused(&self, made: &Listed, opened: &Opened) -> bool {
+        let expected = self.shared.recall(&self.request.id).filter(|kept| kept.sandbox == made.id);
+        let marker = format!("{}/marker", Probed::home(&opened.workspace.info().workdir));
+        let command = wsm_core::Command::from_argv(["cat", &marker]).with_timeout(SECOND_LOOK * 10);
+        let Ok(read) = opened.workspace.exec(command).await else { return false };
+        let found = Marker::read(&String::from_utf8_lossy(&read.stdout.bytes));
+        found.is_some() && found == expected.map(|kept| kept.marker())
     }
 
     /// Kills what this very call has made and nobody has used.

@@ -342,7 +342,9 @@ impl Backend for E2bBackend {
             let Choice::This { losers, .. } = choose(listed, id, &shared.config.installation) else {
                 return Ok(false);
             };
-            if !losers.iter().any(|loser| loser.id == leftover.name) {
+            // One that runs may be used by another replica, or be about to be chosen or discarded by who makes it. It is paused
+            // by the next opening, or by its own timeout.
+            if !losers.iter().any(|loser| loser.id == leftover.name && !loser.is_running) {
                 return Ok(false);
             }
             shared.control.kill(&leftover.name).await?;

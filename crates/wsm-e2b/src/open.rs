@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use wsm_core::{
     Cause, Encoding, Error, ErrorKind, FOREIGN_OWNER, Loss, OpenRequest, Opened, Outcome, OutcomeKind, Result,
-    WorkspaceInfo,
+    WorkspaceId, WorkspaceInfo,
 };
 
 use crate::{
@@ -26,6 +26,8 @@ use crate::{
 const MOST_ROUNDS: u32 = 4;
 /// After how long a creation whose answer was lost must be seen in a list, if it was carried out.
 const SEEN_WITHIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1500)];
+/// Within this time who makes a superfluous sandbox looks into it, and kills it if nobody has used it. So it is not paused before.
+const SETTLED_WITHIN: Duration = Duration::from_secs(5);
 
 /// What is said of a sandbox that was paused when its daemon did not answer any more.
 const DEAF: &str = "sandbox_snapshot_guest_agent_unresponsive";
@@ -124,9 +126,11 @@ impl Opening {
                 "a workspace has more than one sandbox; this one is put aside, and `wsm gc` names it"
             );
             if loser.is_running {
-                let (shared, sandbox) = (Arc::clone(&self.shared), loser.id.clone());
+                let shared = Arc::clone(&self.shared);
+                let (id, sandbox) = (self.request.id.clone(), loser.id.clone());
                 self.shared.tasks.spawn(async move {
-                    if let Err(error) = shared.control.pause(&sandbox).await {
+                    sleep(SETTLED_WITHIN).await;
+                    if let Err(error) = pause_if_superfluous(&shared, &id, &sandbox).await {
                         tracing::warn!(sandbox, error = %error.report(), "a superfluous sandbox could not be paused");
                     }
                 });
@@ -396,7 +400,7 @@ impl Opening {
     ) -> Result<(Marker, Outcome)> {
         let recorded = Read(&sandbox.metadata).generation();
         if by == By::Creation {
-            let marker = probed.marker.unwrap_or(Marker { generation: recorded, count: 1 }).next();
+            let marker = probed.now.unwrap_or(Marker { generation: recorded, count: 0 });
             let outcome = match &self.kept {
                 None => Outcome::new(OutcomeKind::Created),
                 Some(_) => Outcome::new(OutcomeKind::Recreated)
@@ -415,7 +419,8 @@ impl Opening {
                 true => Outcome::new(OutcomeKind::Resumed).with_lost([Loss::Processes]).with_cause(Cause::Suspended),
                 false => Outcome::new(OutcomeKind::Reattached),
             };
-            return Ok((marker.next(), outcome));
+            // What is there, not what should be: on a full disk it stays as it was.
+            return Ok((probed.now.unwrap_or(marker), outcome));
         }
         let highest = [probed.marker, expected].into_iter().flatten().max();
         let generation = highest.map_or(recorded, |marker| marker.generation.max(recorded)) + 1;
@@ -432,6 +437,17 @@ impl Opening {
             .with_lost([Loss::Processes, Loss::Memory, Loss::SystemFiles, Loss::WorkspaceFiles])
             .with_cause(Cause::Unknown);
         Ok((marker, outcome))
+    }
+}
+
+/// Pauses a sandbox, if it is still one too many.
+async fn pause_if_superfluous(shared: &Shared, id: &WorkspaceId, sandbox: &str) -> Result<()> {
+    let listed = shared.sandboxes_of(id).await?;
+    match choose(listed, id, &shared.config.installation) {
+        Choice::This { losers, .. } if losers.iter().any(|loser| loser.id == sandbox && loser.is_running) => {
+            shared.control.pause(sandbox).await.map(drop)
+        }
+        Choice::This { .. } | Choice::None | Choice::Foreign(_) => Ok(()),
     }
 }
 

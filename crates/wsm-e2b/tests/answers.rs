@@ -171,3 +171,19 @@ async fn a_superfluous_sandbox_that_somebody_has_used_meanwhile_is_not_killed() 
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_superfluous_sandbox_that_runs_is_not_removed_under_who_uses_it() {
+    let fixture = fixture!();
+    fixture.open("w").await;
+    // Another replica sees none, makes one, and works in it.
+    fixture.fake.faults().push(Fault::new(Operation::List, What::EmptyList).times(2));
+    let second = open(&fixture.another(), "w").await.workspace;
+    write(&second, "f", "in use").await;
+    let leftovers = fixture.backend.leftovers().await.unwrap();
+    let [leftover] = &leftovers[..] else { panic!("{leftovers:?}") };
+    assert!(!fixture.backend.remove_leftover(leftover).await.unwrap());
+    assert_eq!(text(&second, "f").await, "in use");
+    second.suspend().await.unwrap();
+    assert!(fixture.backend.remove_leftover(leftover).await.unwrap());
+}

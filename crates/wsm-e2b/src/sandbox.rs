@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const SECOND_LOOK: Duration = Duration::from_secs(1);
 /// What a sandbox has left at least when a command with a time limit has used that up.
 const MARGIN: Duration = Duration::from_secs(60);
+/// How long a command waits at most for its sandbox's end to be put off.
+const EXTENSION_LIMIT: Duration = Duration::from_secs(5);
 /// How long our own small commands may take.
 pub(crate) const SCRIPT_LIMIT: Duration = Duration::from_secs(30);
 /// How many tenths of a second what is ended has to end by itself.
@@ -318,10 +320,19 @@ impl Sandbox {
     /// no reason not to begin.
     pub(crate) async fn make_time_for(&self, limit: Option<Duration>) {
         let wanted = limit.map_or(self.timeout / 2, |limit| limit + MARGIN);
-        if self.left() < wanted
-            && let Err(error) = self.extend(wanted.max(self.timeout)).await
-        {
-            tracing::debug!(sandbox = self.id, error = %error.report(), "the sandbox's end could not be put off");
+        if self.left() >= wanted {
+            return;
+        }
+        // Somewhat more, so that the next command like it need not ask again.
+        let asked = (wanted + self.timeout / 2).max(self.timeout).min(LONGEST_REFRESH.max(wanted));
+        match tokio::time::timeout(EXTENSION_LIMIT, self.extend(asked)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(sandbox = self.id, error = %error.report(), "the sandbox's end could not be put off");
+            }
+            Err(_) => {
+                tracing::debug!(sandbox = self.id, "the sandbox's end was not put off within {EXTENSION_LIMIT:?}");
+            }
         }
     }
 

@@ -187,3 +187,20 @@ async fn a_superfluous_sandbox_that_runs_is_not_removed_under_who_uses_it() {
     second.suspend().await.unwrap();
     assert!(fixture.backend.remove_leftover(leftover).await.unwrap());
 }
+
+#[tokio::test]
+async fn a_command_waits_neither_long_nor_often_for_more_time() {
+    let fixture = fixture!();
+    let workspace = fixture.workspace().await;
+    let command = Command::shell("true").with_timeout(Duration::from_secs(600));
+    let hang = What::Lose { applied: false, ending: Ending::Hang };
+    fixture.fake.faults().push(Fault::new(Operation::Refresh, hang));
+    let before = Instant::now();
+    assert!(workspace.exec(command.clone()).await.unwrap().status.success());
+    assert!(before.elapsed() < Duration::from_secs(15), "{:?}", before.elapsed());
+    fixture.fake.requests().clear();
+    for _ in 0..3 {
+        assert!(workspace.exec(command.clone()).await.unwrap().status.success());
+    }
+    assert_eq!(fixture.count(Operation::Refresh), 1);
+}

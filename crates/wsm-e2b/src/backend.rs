@@ -145,6 +145,7 @@ impl Shared {
         let _turn = self.locks.turn(id).await;
         let known = self.recall(id).map(|kept| kept.sandbox);
         let mut killed = HashSet::new();
+        let mut is_gone = false;
         for round in 0..MOST_KILLS {
             let listed = self.sandboxes_of(id).await?;
             let is_it = |sandbox: &&Listed| Read(&sandbox.metadata).workspace().as_ref() == Some(id);
@@ -159,7 +160,8 @@ impl Shared {
             if let Some(known) = known.as_deref().filter(|known| round == 0 && !ids.contains(known)) {
                 ids.push(known);
             }
-            if ids.is_empty() {
+            is_gone = ids.is_empty();
+            if is_gone {
                 break;
             }
             // Nobody who holds it gets anything of it any more.
@@ -173,6 +175,16 @@ impl Shared {
             }
         }
         self.finish_all(id, End::Destroyed);
+        if !is_gone {
+            // A list may be late; whether one is there is asked for itself.
+            for sandbox in &killed {
+                if self.control.get(sandbox).await?.is_some() {
+                    let message =
+                        format!("the sandbox `{sandbox}` is there still, although E2B says that it was killed");
+                    return Err(Error::new(ErrorKind::Unavailable, message));
+                }
+            }
+        }
         self.forget(id);
         let shared = Arc::clone(self);
         self.tasks.spawn(async move { shared.look_again(killed).await });
@@ -330,7 +342,9 @@ impl Backend for E2bBackend {
             let Choice::This { losers, .. } = choose(listed, id, &shared.config.installation) else {
                 return Ok(false);
             };
-            if !losers.iter().any(|loser| loser.id == leftover.name) {
+            // One that runs may be used by another replica, or be about to be chosen or discarded by who makes it. It is paused
+            // by the next opening, or by its own timeout.
+            if !losers.iter().any(|loser| loser.id == leftover.name && !loser.is_running) {
                 return Ok(false);
             }
             shared.control.kill(&leftover.name).await?;

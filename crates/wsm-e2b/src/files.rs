@@ -26,7 +26,7 @@ use crate::{
     envd::{Ran, SHORT, piece},
     error::{Failure, daemon},
     guest::Probed,
-    sandbox::{Attached, End, Sandbox, Trouble, gone, refused},
+    sandbox::{Attached, End, Reach, Sandbox, Trouble, gone, refused},
 };
 
 /// How long a daemon may take nothing of a file that is there to be taken, or not answer once it has all of it.
@@ -50,11 +50,13 @@ else rm -f -- "$1" || exit 46
 fi
 "#;
 
-/// Arguments: the new file, its target, its mode or nothing, whether to overwrite.
+/// Arguments: the new file, its target, its mode or nothing, whether to overwrite. It may have run before, and its answer
+/// have been lost: nobody but it takes the new file away.
 const FINISH: &str = r#"
+[ -e "$1" ] || [ "$4" = true ] || [ ! -e "$2" ] || exit 0
 [ -z "$3" ] || chmod "$3" -- "$1" || exit 46
 [ "$4" = true ] && exit 0
-ln -- "$1" "$2" 2>/dev/null || { { [ -e "$2" ] || [ -L "$2" ]; } && exit 47; exit 46; }
+ln -- "$1" "$2" 2>/dev/null || [ "$1" -ef "$2" ] || { { [ -e "$2" ] || [ -L "$2" ]; } && exit 47; exit 46; }
 rm -f -- "$1"
 "#;
 
@@ -167,7 +169,17 @@ impl Attached {
 
     /// Runs a script about a path. Its exit codes are ours to read.
     async fn file_script(&self, script: &str, args: &[&str], doing: &str) -> Result<Ran> {
-        let ran = self.sandbox.script(script, args).await.map_err(|trouble| trouble.or_daemon(doing))?;
+        self.file_script_told(script, args, doing).await.0
+    }
+
+    /// Tells too whether it may have run more than once.
+    async fn file_script_told(&self, script: &str, args: &[&str], doing: &str) -> (Result<Ran>, bool) {
+        let (ran, was_lost) = self.sandbox.script_told(script, args).await;
+        let ran = ran.map_err(|trouble| trouble.or_daemon(doing));
+        (ran.and_then(|ran| Self::file_script_ended(ran, args, doing)), was_lost)
+    }
+
+    fn file_script_ended(ran: Ran, args: &[&str], doing: &str) -> Result<Ran> {
         let path = args.first().copied().unwrap_or_default();
         let stderr = String::from_utf8_lossy(&ran.stderr).trim().to_owned();
         Err(match ran.status {
@@ -275,8 +287,11 @@ impl Attached {
             let removed = self.call("/filesystem.Filesystem/Remove", json!({ "path": whole })).await;
             return removed.map(drop).map_err(|trouble| explain(trouble, path, "remove the file"));
         }
-        match self.file_script(REMOVE, &[&whole, &recursive.to_string()], "remove the file").await {
-            Err(error) if missing_ok && error.kind() == ErrorKind::NotFound => Ok(()),
+        let args = [whole.as_str(), if recursive { "true" } else { "false" }];
+        let (removed, was_lost) = self.file_script_told(REMOVE, &args, "remove the file").await;
+        match removed {
+            // It is gone, as it should be; by the first try, if there was more than one.
+            Err(error) if (missing_ok || was_lost) && error.kind() == ErrorKind::NotFound => Ok(()),
             removed => removed.map(drop),
         }
     }
@@ -299,7 +314,9 @@ impl Attached {
         let lost = Mutex::new(false);
         let call = || async {
             let moved = sandbox.daemon.call("/filesystem.Filesystem/Move", message, Some(SHORT)).await;
-            if matches!(&moved, Err(failure) if crate::sandbox::Reach::of(failure) != crate::sandbox::Reach::Answered) {
+            if let Err(failure) = &moved
+                && matches!(Reach::of(failure), Reach::Doubtful | Reach::Broken)
+            {
                 *lost.lock() = true;
             }
             moved
@@ -441,8 +458,8 @@ impl Attached {
             Ok(()) => Failure::NoAnswer("the sandbox answered before it had the whole file".to_owned()),
             Err(failure) => failure,
         };
-        match crate::sandbox::Reach::of(&failure) {
-            crate::sandbox::Reach::Answered => Err(explain(Trouble::Answered(failure), shown, "write the file")),
+        match Reach::of(&failure) {
+            Reach::Answered => Err(explain(Trouble::Answered(failure), shown, "write the file")),
             // The body can not be given again.
             _ => match self.sandbox.standing().await {
                 crate::sandbox::Standing::Gone(end) => Err(gone(end)),

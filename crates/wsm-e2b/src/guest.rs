@@ -20,12 +20,17 @@ mkdir -p "$d/tmp" "$w" || exit 46
 owner=$(cat "$d/owner" 2>/dev/null)
 marker=$(cat "$d/marker" 2>/dev/null)
 session=$(command -v setsid 2>/dev/null)
-printf 'wsm\n%s\n%s\n%s\n%s\n' "$w" "$owner" "$marker" "$session"
+now=$marker
 set -- $marker
 case $2 in
 *[!0-9]*|'') ;;
-*) printf '%s %s\n' "$1" $(($2 + 1)) > "$d/marker.$$" && mv -f "$d/marker.$$" "$d/marker" ;;
+*)
+  next="$1 $(($2 + 1))"
+  if { printf '%s\n' "$next" > "$d/marker.$$"; } 2>/dev/null && mv -f "$d/marker.$$" "$d/marker"; then now=$next
+  else rm -f "$d/marker.$$"
+  fi ;;
 esac
+printf 'wsm\n%s\n%s\n%s\n%s\n%s\n' "$w" "$owner" "$marker" "$session" "$now"
 exit 0
 "#;
 
@@ -60,7 +65,10 @@ rm -rf "$d/tmp"; mkdir -p "$d/tmp"; chown --reference="$d" "$d/tmp" 2>/dev/null
 set -- $(cat "$d/marker" 2>/dev/null)
 case $2 in
 *[!0-9]*|'') ;;
-*) printf '%s %s\n' "$1" $(($2 + 1)) > "$d/marker.$$" && mv -f "$d/marker.$$" "$d/marker" && cat "$d/marker" ;;
+*)
+  if { printf '%s %s\n' "$1" $(($2 + 1)) > "$d/marker.$$"; } 2>/dev/null && mv -f "$d/marker.$$" "$d/marker"; then cat "$d/marker"
+  else rm -f "$d/marker.$$"
+  fi ;;
 esac
 sync
 exit 0
@@ -99,11 +107,6 @@ impl Marker {
     pub(crate) fn text(self) -> String {
         format!("{} {}", self.generation, self.count)
     }
-
-    /// As the probe leaves it.
-    pub(crate) fn next(self) -> Self {
-        Self { count: self.count + 1, ..self }
-    }
 }
 
 /// What a probe tells.
@@ -115,6 +118,8 @@ pub(crate) struct Probed {
     pub(crate) owner: String,
     /// None when there is none: the files are not those that were there.
     pub(crate) marker: Option<Marker>,
+    /// As it is since: the next one, unless the disk is full.
+    pub(crate) now: Option<Marker>,
     /// Whether commands can have a session of their own.
     pub(crate) has_setsid: bool,
 }
@@ -125,11 +130,14 @@ impl Probed {
         let text = String::from_utf8_lossy(&ran.stdout);
         let lines: Vec<&str> = text.lines().collect();
         match (&ran.status, &lines[..]) {
-            (ExitStatus::Exited { code: 0 }, ["wsm", workdir, owner, marker, session]) if workdir.starts_with('/') => {
+            (ExitStatus::Exited { code: 0 }, ["wsm", workdir, owner, marker, session, now])
+                if workdir.starts_with('/') =>
+            {
                 Ok(Self {
                     workdir: (*workdir).to_owned(),
                     owner: (*owner).to_owned(),
                     marker: Marker::read(marker),
+                    now: Marker::read(now),
                     has_setsid: !session.is_empty(),
                 })
             }
@@ -158,13 +166,37 @@ mod tests {
             stdout: stdout.into(),
             stderr: b"why".to_vec(),
         };
-        let probed = Probed::read(&ran(0, "wsm\n/home/user/workspace\n\n3 9\n/usr/bin/setsid\n")).unwrap();
+        let probed = Probed::read(&ran(0, "wsm\n/home/user/workspace\n\n3 9\n/usr/bin/setsid\n3 10\n")).unwrap();
         assert_eq!(probed.marker, Some(Marker { generation: 3, count: 9 }));
+        assert_eq!(probed.now, Some(Marker { generation: 3, count: 10 }));
         assert!(probed.has_setsid && probed.owner.is_empty());
-        let probed = Probed::read(&ran(0, "wsm\n/w/workspace\nabc\n\n\n")).unwrap();
+        let probed = Probed::read(&ran(0, "wsm\n/w/workspace\nabc\n\n\n\n")).unwrap();
         assert_eq!((probed.marker, probed.has_setsid, probed.owner.as_str()), (None, false, "abc"));
         assert!(Probed::read(&ran(46, "")).is_err() && Probed::read(&ran(0, "wsm\n")).is_err());
         assert_eq!(Probed::home("/home/user/workspace"), "/home/user/.wsm");
+    }
+
+    #[test]
+    fn a_full_disk_is_no_older_disk() {
+        let home = std::env::temp_dir().join(format!("wsm-probe-{}", uuid::Uuid::new_v4()));
+        std::fs::create_dir(&home).unwrap();
+        let probe = |before: &str, begin: &str| {
+            let mut shell = std::process::Command::new("/bin/sh");
+            shell.args(["-c", &format!("{before}{PROBE}"), "wsm", "", begin]).env("HOME", &home);
+            let output = shell.output().unwrap();
+            let status = ExitStatus::Exited { code: output.status.code().unwrap() };
+            Probed::read(&Ran { status, stdout: output.stdout, stderr: output.stderr }).unwrap()
+        };
+        let marker = |count| Some(Marker { generation: 0, count });
+        let first = probe("", "0 1");
+        assert_eq!((first.marker, first.now), (marker(1), marker(2)));
+        // No file can be written to.
+        let full = probe("trap '' XFSZ; ulimit -f 0;", "");
+        assert_eq!((full.marker, full.now), (marker(2), marker(2)), "it says what is there");
+        let last = probe("", "");
+        assert_eq!((last.marker, last.now), (marker(2), marker(3)));
+        assert_eq!(std::fs::read_dir(home.join(".wsm")).unwrap().count(), 2, "the marker and `tmp`");
+        std::fs::remove_dir_all(home).unwrap();
     }
 
     #[test]

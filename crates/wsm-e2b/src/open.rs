@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use wsm_core::{
     Cause, Encoding, Error, ErrorKind, FOREIGN_OWNER, Loss, OpenRequest, Opened, Outcome, OutcomeKind, Result,
-    WorkspaceInfo,
+    WorkspaceId, WorkspaceInfo,
 };
 
 use crate::{
@@ -26,6 +26,8 @@ use crate::{
 const MOST_ROUNDS: u32 = 4;
 /// After how long a creation whose answer was lost must be seen in a list, if it was carried out.
 const SEEN_WITHIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1500)];
+/// Within this time who makes a superfluous sandbox looks into it, and kills it if nobody has used it. So it is not paused before.
+const SETTLED_WITHIN: Duration = Duration::from_secs(5);
 
 /// What is said of a sandbox that was paused when its daemon did not answer any more.
 const DEAF: &str = "sandbox_snapshot_guest_agent_unresponsive";
@@ -124,9 +126,11 @@ impl Opening {
                 "a workspace has more than one sandbox; this one is put aside, and `wsm gc` names it"
             );
             if loser.is_running {
-                let (shared, sandbox) = (Arc::clone(&self.shared), loser.id.clone());
+                let shared = Arc::clone(&self.shared);
+                let (id, sandbox) = (self.request.id.clone(), loser.id.clone());
                 self.shared.tasks.spawn(async move {
-                    if let Err(error) = shared.control.pause(&sandbox).await {
+                    sleep(SETTLED_WITHIN).await;
+                    if let Err(error) = pause_if_superfluous(&shared, &id, &sandbox).await {
                         tracing::warn!(sandbox, error = %error.report(), "a superfluous sandbox could not be paused");
                     }
                 });
@@ -152,7 +156,8 @@ impl Opening {
         self.check_owner(Read(&chosen.metadata))?;
         let (control_plane, timeout) = (&self.shared.control, self.shared.timeout());
         let mut connected = control_plane.connect(&chosen.id, timeout, true).await;
-        if matches!(&connected, Err(Failure::Answer(answer)) if answer.code == DEAF) {
+        let is_cold = matches!(&connected, Err(Failure::Answer(answer)) if answer.code == DEAF);
+        if is_cold {
             // Only a boot from its disk brings it back.
             connected = control_plane.connect(&chosen.id, timeout, false).await;
         }
@@ -177,7 +182,14 @@ impl Opening {
             Err(failure) => return Err(control(&failure, "attach to the sandbox")),
         };
         let by = if self.made.contains(&chosen.id) { By::Creation } else { By::Attaching };
-        self.enter(&chosen, &reached, by).await
+        if by == By::Creation && reached.token.is_none() {
+            return Err(self.insecure(&chosen.id).await?);
+        }
+        let mut attempted = self.enter(&chosen, &reached, by).await?;
+        if let (Attempted::Opened(opened), true) = (&mut attempted, is_cold) {
+            opened.outcome.lost.extend([Loss::Processes, Loss::Memory]);
+        }
+        Ok(attempted)
     }
 
     /// A sandbox with files has gone.
@@ -232,10 +244,7 @@ impl Opening {
             Err(failure) => return Err(creation(&failure, &self.shared.config.template)),
         };
         if reached.token.is_none() {
-            // Whoever learns the id would be let in.
-            self.shared.control.kill(&reached.id).await?;
-            let message = "E2B made a sandbox that anybody may enter: no token came back. It was killed again";
-            return Err(Error::new(ErrorKind::Backend, message).with_code("insecure_sandbox").with_backend(KIND));
+            return Err(self.insecure(&reached.id).await?);
         }
         let made = Listed {
             id: reached.id.clone(),
@@ -257,6 +266,13 @@ impl Opening {
                 Err(error)
             }
         }
+    }
+
+    /// Ends one that was made a moment ago and needs no token: whoever learns the id would be let in.
+    async fn insecure(&self, sandbox: &str) -> Result<Error> {
+        self.shared.control.kill(sandbox).await?;
+        let message = "E2B made a sandbox that anybody may enter: no token came back. It was killed again";
+        Ok(Error::new(ErrorKind::Backend, message).with_code("insecure_sandbox").with_backend(KIND))
     }
 
     /// Whether a creation without an answer was carried out.
@@ -284,7 +300,14 @@ impl Opening {
                 Ok(Attempted::Opened(opened))
             }
             Choice::This { chosen, .. } => {
-                self.discard(&made).await?;
+                if self.is_unused(&made, &opened).await {
+                    self.discard(&made).await?;
+                } else {
+                    // Another one saw this one alone, and has opened it meanwhile.
+                    self.made.remove(&made.id);
+                    self.shared.forget_if(&self.request.id, &made.id);
+                    self.put_aside(std::slice::from_ref(&made)).await?;
+                }
                 drop(opened);
                 self.kept = None;
                 self.attach(chosen).await
@@ -295,6 +318,17 @@ impl Opening {
             }
             Choice::None => Ok(Attempted::Opened(opened)),
         }
+    }
+
+    /// Whether nobody else has opened what this call has made: every opening counts the marker up. What can not be told is
+    /// used.
+    async fn is_unused(&self, made: &Listed, opened: &Opened) -> bool {
+        let expected = self.shared.recall(&self.request.id).filter(|kept| kept.sandbox == made.id);
+        let marker = format!("{}/marker", Probed::home(&opened.workspace.info().workdir));
+        let command = wsm_core::Command::from_argv(["cat", &marker]).with_timeout(SECOND_LOOK * 10);
+        let Ok(read) = opened.workspace.exec(command).await else { return false };
+        let found = Marker::read(&String::from_utf8_lossy(&read.stdout.bytes));
+        found.is_some() && found == expected.map(|kept| kept.marker())
     }
 
     /// Kills what this very call has made and nobody has used.
@@ -366,7 +400,7 @@ impl Opening {
     ) -> Result<(Marker, Outcome)> {
         let recorded = Read(&sandbox.metadata).generation();
         if by == By::Creation {
-            let marker = probed.marker.unwrap_or(Marker { generation: recorded, count: 1 }).next();
+            let marker = probed.now.unwrap_or(Marker { generation: recorded, count: 0 });
             let outcome = match &self.kept {
                 None => Outcome::new(OutcomeKind::Created),
                 Some(_) => Outcome::new(OutcomeKind::Recreated)
@@ -385,7 +419,8 @@ impl Opening {
                 true => Outcome::new(OutcomeKind::Resumed).with_lost([Loss::Processes]).with_cause(Cause::Suspended),
                 false => Outcome::new(OutcomeKind::Reattached),
             };
-            return Ok((marker.next(), outcome));
+            // What is there, not what should be: on a full disk it stays as it was.
+            return Ok((probed.now.unwrap_or(marker), outcome));
         }
         let highest = [probed.marker, expected].into_iter().flatten().max();
         let generation = highest.map_or(recorded, |marker| marker.generation.max(recorded)) + 1;
@@ -402,6 +437,17 @@ impl Opening {
             .with_lost([Loss::Processes, Loss::Memory, Loss::SystemFiles, Loss::WorkspaceFiles])
             .with_cause(Cause::Unknown);
         Ok((marker, outcome))
+    }
+}
+
+/// Pauses a sandbox, if it is still one too many.
+async fn pause_if_superfluous(shared: &Shared, id: &WorkspaceId, sandbox: &str) -> Result<()> {
+    let listed = shared.sandboxes_of(id).await?;
+    match choose(listed, id, &shared.config.installation) {
+        Choice::This { losers, .. } if losers.iter().any(|loser| loser.id == sandbox && loser.is_running) => {
+            shared.control.pause(sandbox).await.map(drop)
+        }
+        Choice::This { .. } | Choice::None | Choice::Foreign(_) => Ok(()),
     }
 }
 

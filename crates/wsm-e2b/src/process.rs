@@ -207,7 +207,11 @@ pub(crate) fn refusal(program: &str, status: &ExitStatus, stdout_is_empty: bool,
     let ExitStatus::Exited { code: code @ (126 | 127) } = status else { return None };
     let text = std::str::from_utf8(stderr).ok()?;
     let line = text.trim_end_matches('\n');
-    let is_launchers = LAUNCHERS.iter().any(|launcher| line.starts_with(launcher)) && line.contains(program);
+    // A program that is a launcher itself says so of what it was to start: then it has begun.
+    let name = program.rsplit('/').next().unwrap_or_default();
+    let is_its_own = |launcher: &str| launcher.trim_end_matches(": ").rsplit('/').next() == Some(name);
+    let is_launchers =
+        LAUNCHERS.iter().any(|launcher| line.starts_with(launcher) && !is_its_own(launcher)) && line.contains(program);
     if !stdout_is_empty || !is_launchers || line.contains('\n') {
         return None;
     }
@@ -295,6 +299,8 @@ mod tests {
         assert_eq!(told(126, "setsid: failed to execute x: Permission denied\n"), Some("program_not_executable"));
         assert_eq!(told(127, "nice: 'x': No such file or directory\n"), Some("program_not_found"));
         assert_eq!(told(127, ""), None);
+        let shells = |program| refusal(program, &ExitStatus::Exited { code: 127 }, true, b"sh: 1: x: not found\n");
+        assert!(shells("sh").is_none() && shells("/bin/sh").is_none() && shells("x").is_some());
         assert!(is_launchers(b"set") && is_launchers(b"setsid: failed") && !is_launchers(b"x: not found"));
         assert_eq!(told(127, "more\nsetsid: failed to execute x: No such file or directory\n"), None);
         assert_eq!(told(1, "setsid: failed to execute x: No such file or directory\n"), None);

@@ -41,6 +41,8 @@ const RAREST_LOOK: Duration = Duration::from_secs(10);
 /// What has been written comes within this time after the last that came, and all of it within the other.
 const QUIET: Duration = Duration::from_millis(100);
 const LONGEST_DRAIN: Duration = Duration::from_secs(1);
+/// How long who waits for a command that ran too long waits for the end of its processes; that goes on, if need be.
+const LONGEST_END: Duration = Duration::from_secs(10);
 /// How long a daemon may take to tell the end of what has ended.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
@@ -152,10 +154,16 @@ async fn begin(sandbox: &Arc<Sandbox>, plan: &Plan) -> Result<Begun> {
                     unstarted.armed = true;
                     return Ok(Begun::Unknown("the sandbox was cut off while the command was started".to_owned()));
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    unstarted.armed = true;
+                    return Ok(Begun::Unknown(format!("it can not be told whether it has begun: {}", error.message())));
+                }
             },
             (_, Standing::Runs) => {}
-            (_, Standing::Unknown(error)) => return Err(error),
+            (_, Standing::Unknown(error)) => {
+                unstarted.armed = true;
+                return Ok(Begun::Unknown(format!("it can not be told whether it has begun: {}", error.message())));
+            }
         }
         if !patience.again().await {
             return Err(unreachable(&failure));
@@ -337,6 +345,16 @@ fn output(first: Vec<ProcessEvent>, mut events: mpsc::Receiver<ProcessEvent>) ->
     }))
 }
 
+/// Whether input was refused for another reason than that the command does not want it.
+fn is_held_back(failure: &Failure) -> bool {
+    match failure {
+        Failure::Answer(answer) => {
+            answer.code() == "unimplemented" || matches!(answer.status, 400 | 401 | 403 | 408 | 413 | 415 | 429)
+        }
+        Failure::Unreachable(_) | Failure::NoAnswer(_) | Failure::Garbled(_) => true,
+    }
+}
+
 /// Brings stdin to a command.
 struct Feeder {
     sandbox: Arc<Sandbox>,
@@ -369,7 +387,7 @@ impl Feeder {
                     Ok(_) if read == 0 => return,
                     Ok(_) => {}
                     // The command is gone, or does not want it.
-                    Err(failure) if Reach::of(&failure) == Reach::Answered => return,
+                    Err(failure) if Reach::of(&failure) == Reach::Answered && !is_held_back(&failure) => return,
                     Err(failure) => {
                         tracing::debug!(sandbox = sandbox.id, failure = %failure.shown(), "input did not arrive");
                         broken.cancel();
@@ -510,7 +528,9 @@ impl Pump {
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if has_time && deadline.is_some() => {
                     phase = Phase::TimedOut { until: None };
                     let (sandbox, mark) = (Arc::clone(sandbox), mark.clone());
-                    killing = Some(Box::pin(async move { sandbox.end_tree(&mark, group).await }));
+                    let tasks = sandbox.tasks.clone();
+                    let ending = tasks.spawn(async move { sandbox.end_tree(&mark, group).await });
+                    killing = Some(Box::pin(async move { drop(timeout(LONGEST_END, ending).await) }));
                 }
                 () = wait(&mut killing), if killing.is_some() => {
                     killing = None;

@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const SECOND_LOOK: Duration = Duration::from_secs(1);
 /// What a sandbox has left at least when a command with a time limit has used that up.
 const MARGIN: Duration = Duration::from_secs(60);
+/// How long a command waits at most for its sandbox's end to be put off.
+const EXTENSION_LIMIT: Duration = Duration::from_secs(5);
 /// How long our own small commands may take.
 pub(crate) const SCRIPT_LIMIT: Duration = Duration::from_secs(30);
 /// How many tenths of a second what is ended has to end by itself.
@@ -145,7 +147,10 @@ impl Reach {
             409 if said.contains("transition") => Self::NotSent,
             429 if said.contains("concurrent incoming connections") => Self::NotSent,
             502 if said.contains("was not found") || said.contains("failed to route") => Self::NotSent,
-            502..=504 => Self::Doubtful,
+            // Something before the sandbox could not reach it, most likely.
+            502 => Self::Doubtful,
+            // Something behind goes on without us.
+            503 | 504 => Self::Broken,
             // In a stream that has begun: it was cut off, by a pause or a kill.
             0 if matches!(answer.code(), "canceled" | "unavailable") => Self::Broken,
             _ => Self::Answered,
@@ -254,8 +259,23 @@ impl Sandbox {
 
     /// Runs one of our scripts that may run again.
     pub(crate) async fn script(&self, script: &str, args: &[&str]) -> Result<Ran, Trouble> {
+        self.script_told(script, args).await.0
+    }
+
+    /// As [`script`](Self::script); tells too whether it may have run more than once, since an answer was lost.
+    pub(crate) async fn script_told(&self, script: &str, args: &[&str]) -> (Result<Ran, Trouble>, bool) {
         let argv: Vec<&str> = ["/bin/sh", "-c", script, "wsm"].into_iter().chain(args.iter().copied()).collect();
-        self.repeat(|| self.daemon.run(&argv, SCRIPT_LIMIT, As::Default)).await
+        let was_lost = AtomicBool::new(false);
+        let ran = self.repeat(|| async {
+            let ran = self.daemon.run(&argv, SCRIPT_LIMIT, As::Default).await;
+            if let Err(failure) = &ran
+                && matches!(Reach::of(failure), Reach::Doubtful | Reach::Broken)
+            {
+                was_lost.store(true, Ordering::Relaxed);
+            }
+            ran
+        });
+        (ran.await, was_lost.into_inner())
     }
 
     /// Runs one of our scripts once as root, where the template allows it, even when the workspace is over already.
@@ -300,10 +320,19 @@ impl Sandbox {
     /// no reason not to begin.
     pub(crate) async fn make_time_for(&self, limit: Option<Duration>) {
         let wanted = limit.map_or(self.timeout / 2, |limit| limit + MARGIN);
-        if self.left() < wanted
-            && let Err(error) = self.extend(wanted.max(self.timeout)).await
-        {
-            tracing::debug!(sandbox = self.id, error = %error.report(), "the sandbox's end could not be put off");
+        if self.left() >= wanted {
+            return;
+        }
+        // Somewhat more, so that the next command like it need not ask again.
+        let asked = (wanted + self.timeout / 2).max(self.timeout).min(LONGEST_REFRESH.max(wanted));
+        match tokio::time::timeout(EXTENSION_LIMIT, self.extend(asked)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                tracing::debug!(sandbox = self.id, error = %error.report(), "the sandbox's end could not be put off");
+            }
+            Err(_) => {
+                tracing::debug!(sandbox = self.id, "the sandbox's end was not put off within {EXTENSION_LIMIT:?}");
+            }
         }
     }
 
@@ -321,15 +350,15 @@ impl Sandbox {
         self.life.check()?;
         let asked = Instant::now();
         let extended = if wanted <= LONGEST_REFRESH {
-            self.control.refresh(&self.id, round_up(wanted)).await
+            self.control.refresh(&self.id, round_up(wanted)).await.map(|()| wanted)
         } else {
             self.extend_far(wanted).await?
         };
         match extended {
-            Ok(()) => {
-                self.runs_at_least_until(asked + wanted);
+            Ok(given) => {
+                self.runs_at_least_until(asked + given);
                 // From when it was asked on, as the manager counts.
-                Ok(self.left().max(wanted))
+                Ok(self.left().max(given))
             }
             Err(failure) if failure.status() == Some(404) => match self.standing().await {
                 Standing::Gone(end) => Err(gone(end)),
@@ -340,20 +369,32 @@ impl Sandbox {
         }
     }
 
-    /// Beyond an hour there is only the call that may shorten, so it is looked at first how long there is.
-    async fn extend_far(&self, wanted: Duration) -> Result<Result<(), Failure>> {
-        let Some(found) = self.control.get(&self.id).await? else {
-            return Ok(self.control.refresh(&self.id, LONGEST_REFRESH).await);
-        };
-        let left = found.end_at.and_then(|end| end.duration_since(SystemTime::now()).ok()).unwrap_or_default();
+    /// Beyond an hour there is only the call that may shorten, so it is looked at first how long there is. Gives how long there
+    /// is then, at most as long as wanted: the service gives what the plan allows, and says so only when it is asked.
+    async fn extend_far(&self, wanted: Duration) -> Result<Result<Duration, Failure>> {
+        let refresh = async || self.control.refresh(&self.id, LONGEST_REFRESH).await.map(|()| LONGEST_REFRESH);
+        let Some(left) = self.told_left().await? else { return Ok(refresh().await) };
         if left >= wanted {
-            return Ok(Ok(()));
+            return Ok(Ok(wanted));
         }
-        Ok(match self.control.set_timeout(&self.id, round_up(wanted)).await {
+        match self.control.set_timeout(&self.id, round_up(wanted)).await {
+            Ok(()) => match self.told_left().await? {
+                // What has passed since it was asked is no cap.
+                Some(left) if left + MARGIN < wanted => Ok(Ok(left)),
+                Some(_) => Ok(Ok(wanted)),
+                None => Ok(refresh().await),
+            },
             // More than the plan allows: what it does allow.
-            Err(failure) if failure.status() == Some(400) => self.control.refresh(&self.id, LONGEST_REFRESH).await,
-            answer => answer,
-        })
+            Err(failure) if failure.status() == Some(400) => Ok(refresh().await),
+            Err(failure) => Ok(Err(failure)),
+        }
+    }
+
+    /// How long the service says that the sandbox runs on; none when it knows no such sandbox.
+    async fn told_left(&self) -> Result<Option<Duration>> {
+        let found = self.control.get(&self.id).await?;
+        let left = |end: SystemTime| end.duration_since(SystemTime::now()).ok();
+        Ok(found.map(|found| found.end_at.and_then(left).unwrap_or_default()))
     }
 }
 

@@ -203,7 +203,9 @@ impl ManagedWorkspace for E2bWorkspace {
             Some(End::LetGo | End::Destroyed) => return Ok(None),
             // It has paused by itself, or is gone: how new its files should be is known all the same.
             Some(End::Died(_)) => return Ok(self.shared.recall(&info.id).and_then(|kept| kept.checkpoint())),
-            Some(End::PutAway) if !self.shared.is_to_be_put_away(&sandbox.id) => return Ok(None),
+            Some(End::PutAway) if !self.shared.is_to_be_put_away(&sandbox.id) => {
+                return Ok(self.shared.recall(&info.id).and_then(|kept| kept.checkpoint()));
+            }
             Some(End::PutAway) | None => {}
         }
         // All streams are closed before a pause, also those of other openings here: what hangs on one is lost.
@@ -223,7 +225,8 @@ impl ManagedWorkspace for E2bWorkspace {
             (Paused::Done, None) => self.shared.recall(&info.id).and_then(|kept| kept.checkpoint()),
             (Paused::Gone, _) => {
                 tracing::warn!(workspace_id = %info.id, sandbox = sandbox.id, "the sandbox was gone before it could be put away");
-                None
+                // So that the next opening, wherever it is, knows that there were files.
+                self.shared.recall(&info.id).and_then(|kept| kept.checkpoint())
             }
         };
         *self.put_away.lock() = Some(checkpoint.clone());

@@ -598,4 +598,5 @@ async fn a_sandbox_whose_daemon_has_died_is_brought_back_from_its_disk() {
     fixture.fake.faults().push(Fault::answer(Operation::Connect, 409, deaf));
     let opened = fixture.open("w").await;
     assert_eq!((opened.outcome.kind, text(&opened.workspace, "f").await.as_str()), (OutcomeKind::Resumed, "kept"));
+    assert!(opened.outcome.lost.contains(&Loss::Memory), "{:?}", opened.outcome);
 }

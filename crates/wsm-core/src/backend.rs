@@ -86,8 +86,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     async fn destroy(&self, id: &WorkspaceId) -> Result<()>;
 
     /// What this installation has made in the engine and nothing needs any more: what a crash has left, and what newer
-    /// things have replaced. Never anything that holds a workspace's files, nor anything of another installation. By default
-    /// there is never anything.
+    /// things have replaced. Never what a workspace is opened with, nor anything of another installation. Where it may hold
+    /// files, as a second sandbox of one workspace does, the reason says so. By default there is never anything.
     ///
     /// # Errors
     ///

@@ -17,8 +17,9 @@ use crate::assemble;
 /// What the help says after the flags.
 pub(super) const HELP: &str = "\
 Looks at what the configured backend has made beside the files of workspaces: containers, images, volumes and networks that
-no record names, or that newer ones have replaced. Files of workspaces are never touched, nor is anything that another
-installation has made. A running service does the same from time to time.";
+no record names, or that newer ones have replaced, and second sandboxes of one workspace. What a workspace is opened with is
+never touched, nor is anything that another installation has made. Where something may hold files, the reason says so: look
+at it with `--dry-run` first. On this machine, a running service does the same from time to time.";
 
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]

@@ -11,6 +11,7 @@ mod fuzz;
 mod gateway;
 mod it;
 mod mcp;
+mod packages;
 mod run;
 mod setup;
 mod tidy;

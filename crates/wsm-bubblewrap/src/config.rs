@@ -1,13 +1,10 @@
 //! The options of the bubblewrap backend.
 
-use std::{
-    collections::BTreeMap,
-    path::{Component, Path, PathBuf},
-};
+use std::path::{Component, Path, PathBuf};
 
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
-use wsm_core::{BackendConfig, Error, Result};
+use wsm_core::{BackendConfig, Error, Result, Variables};
 use wsm_host::options;
 
 use crate::backend::BubblewrapBackend;
@@ -50,7 +47,7 @@ pub struct BubblewrapConfig {
     /// host, and the host's network.
     pub extra_pip: Vec<String>,
     /// Variables that commands get. None of this process's are passed on.
-    pub env: BTreeMap<String, String>,
+    pub env: Variables,
     /// Directories of the host that commands may read, besides the system's own, at the same path.
     pub read_only: Vec<PathBuf>,
     /// How much memory all processes of a workspace may use together. No limit by default.
@@ -75,7 +72,7 @@ impl Default for BubblewrapConfig {
             network: Network::Host,
             gateway_port: None,
             extra_pip: Vec::new(),
-            env: BTreeMap::new(),
+            env: Variables::default(),
             read_only: Vec::new(),
             memory: None,
             pids: Some(1024),
@@ -220,7 +217,7 @@ impl BubblewrapConfig {
         options::check_basedir(basedir)?;
         read_only.iter().try_for_each(|directory| check_read_only(directory))?;
         check_not_shown(basedir, read_only)?;
-        options::check_env(env)?;
+        env.validate()?;
         if *network == Network::None {
             if gateway_port.is_some() {
                 return Err(needs_network(

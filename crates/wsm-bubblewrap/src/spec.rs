@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use wsm_core::WorkspaceId;
+use wsm_core::{Variables, WorkspaceId};
 
 use crate::{
     config::Network,
@@ -49,7 +49,7 @@ pub(crate) struct Policy<'a> {
     pub(crate) directory: &'a Path,
     pub(crate) program: Program<'a>,
     pub(crate) network: Network,
-    pub(crate) env: &'a BTreeMap<String, String>,
+    pub(crate) env: &'a Variables,
     pub(crate) read_only: &'a [PathBuf],
     pub(crate) tmp_size: u64,
     /// The filters of system calls, compiled.
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn the_options_of_a_sandbox_without_network() {
         let (host, id) = (host(), WorkspaceId::new("w1").unwrap());
-        let env = BTreeMap::from([("EDITOR".to_owned(), "ed".to_owned()), ("HOME".to_owned(), "/tmp".to_owned())]);
+        let env = Variables::from_iter([("EDITOR".to_owned(), "ed".to_owned()), ("HOME".to_owned(), "/tmp".to_owned())]);
         let plan = plan(&Policy {
             host: &host,
             id: &id,
@@ -303,7 +303,7 @@ mod tests {
             directory: Path::new("/srv/ws/a/b"),
             program: Program::Command(&["true"]),
             network: Network::Host,
-            env: &BTreeMap::new(),
+            env: &Variables::default(),
             read_only: &[],
             tmp_size: 1000,
             filters: &[],

@@ -18,6 +18,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 use crate::{
     capture::Capture,
     error::{Error, Result},
+    variables,
 };
 
 /// How many bytes [`exec`](crate::Workspace::exec) keeps of each stream unless the command says otherwise.
@@ -139,14 +140,7 @@ impl Command {
         if cwd.as_ref().is_some_and(|cwd| cwd.is_empty() || cwd.contains('\0')) {
             return Err(Error::invalid("cwd", "`cwd` is empty or holds a NUL byte"));
         }
-        for (name, value) in env {
-            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-                return Err(Error::invalid(
-                    "env",
-                    format!("`env` can not hold {name:?}: names are not empty and hold no `=`, and NUL is not allowed"),
-                ));
-            }
-        }
+        variables::validate(env)?;
         if timeout.is_some_and(|timeout| timeout.is_zero()) {
             return Err(Error::invalid("timeout", "the timeout is zero: give a time, or none for no limit"));
         }

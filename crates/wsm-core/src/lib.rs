@@ -18,6 +18,7 @@ pub mod memory;
 mod policy;
 mod progress;
 mod scope;
+mod variables;
 mod workspace;
 
 pub use backend::{
@@ -49,6 +50,7 @@ pub use manager::{
 pub use policy::IsolationPolicy;
 pub use progress::{Progress, Step};
 pub use scope::Scope;
+pub use variables::Variables;
 pub use workspace::{
     ByteChannel, Connection, Endpoint, Health, ManagedWorkspace, Workspace, WorkspaceExt, WorkspaceInfo,
 };

@@ -7,7 +7,7 @@ use std::{
 
 use bytesize::ByteSize;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use wsm_core::{BackendConfig, Error, Result};
+use wsm_core::{BackendConfig, Error, Result, Variables};
 use wsm_host::options;
 
 use crate::{backend::DockerBackend, tls::TlsFiles};
@@ -43,7 +43,7 @@ pub struct DockerConfig {
     /// own default by default.
     pub build_network: Option<String>,
     /// Variables that commands get. None of this process's are passed on.
-    pub env: BTreeMap<String, String>,
+    pub env: Variables,
     /// As whom commands run: `uid`, `uid:gid`, or a name that the image knows. By default the user of this process, to whom
     /// the files then belong.
     pub user: Option<String>,
@@ -87,7 +87,7 @@ impl Default for DockerConfig {
             extra_pip: Vec::new(),
             ca_file: None,
             build_network: None,
-            env: BTreeMap::new(),
+            env: Variables::default(),
             user: None,
             network: DockerNetwork::Private,
             block_metadata: true,
@@ -290,7 +290,7 @@ impl DockerConfig {
         let Self { basedir, base_image, node_version, extra_pip, env, network, memory, cpus, mounts, labels, .. } =
             self;
         options::check_basedir(basedir)?;
-        options::check_env(env)?;
+        env.validate()?;
         check_word("base_image", base_image)?;
         if !node_version.is_empty() {
             check_word("node_version", node_version)?;

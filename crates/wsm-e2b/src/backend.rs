@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 use wsm_core::{
     Backend, Capabilities, Error, ErrorKind, FoundState, FoundWorkspace, Leftover, LeftoverKind, OpenRequest, Opened,
-    Probe, Result, WorkspaceId,
+    Probe, Result, Variables, WorkspaceId,
 };
 
 use crate::{
@@ -25,6 +25,7 @@ use crate::{
     locks::Locks,
     metadata::{self, Read},
     open::Opening,
+    sandbox::SECOND_LOOK,
     sandbox::{End, Life},
     workspace::{CAPABILITIES, Kept},
 };
@@ -44,7 +45,7 @@ pub struct E2bBackend(Arc<Shared>);
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: E2bConfig,
-    pub(crate) env: Arc<BTreeMap<String, String>>,
+    pub(crate) env: Arc<Variables>,
     pub(crate) control: Control,
     pub(crate) place: Place,
     pub(crate) http: reqwest::Client,
@@ -292,7 +293,7 @@ impl Backend for E2bBackend {
             let known = shared.recall(id).map(|kept| kept.sandbox);
             if let (true, Some(known)) = (listed.is_empty(), &known) {
                 // One that is being copied is in no list.
-                listed.extend(shared.control.get(known).await?);
+                listed.extend(shared.control.get_surely(known, SECOND_LOOK).await?);
             }
             Ok(match choose(listed, id, &shared.config.installation) {
                 Choice::This { chosen, .. } => Some(shared.found(id.clone(), &chosen)),

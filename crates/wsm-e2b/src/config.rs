@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
-use wsm_core::{BackendConfig, Error, Result};
+use wsm_core::{BackendConfig, Error, Result, Variables};
 
 use crate::{
     backend::E2bBackend,
@@ -44,7 +44,7 @@ pub struct E2bConfig {
     /// After how many seconds without use a sandbox pauses by itself. `300` by default. It is put off while it is used.
     pub timeout_seconds: u32,
     /// Variables that commands get. None of this process's are passed on.
-    pub env: BTreeMap<String, String>,
+    pub env: Variables,
     /// Further metadata of sandboxes.
     pub sandbox_metadata: BTreeMap<String, String>,
     /// What sandboxes reach, and who reaches them.
@@ -81,7 +81,7 @@ impl Default for E2bConfig {
             api_url: String::new(),
             sandbox_url: String::new(),
             timeout_seconds: 300,
-            env: BTreeMap::new(),
+            env: Variables::default(),
             sandbox_metadata: BTreeMap::new(),
             network: E2bNetwork::default(),
             installation: "wsm".to_owned(),
@@ -177,13 +177,7 @@ impl E2bConfig {
         if *timeout_seconds == 0 {
             return Err(Error::invalid("timeout_seconds", "`timeout_seconds` is 0, with which a sandbox ends at once"));
         }
-        for (name, value) in env {
-            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-                let message =
-                    format!("`env` can not hold {name:?}: names are not empty, without `=`, and nothing holds NUL");
-                return Err(Error::invalid("env", message));
-            }
-        }
+        env.validate()?;
         if let Some(name) = sandbox_metadata.keys().find(|name| name.is_empty() || metadata::is_reserved(name)) {
             let message = format!("`sandbox_metadata` can not hold {name:?}: wsm finds its own by that");
             return Err(Error::invalid("sandbox_metadata", message));

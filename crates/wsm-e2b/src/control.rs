@@ -291,10 +291,11 @@ impl Control {
     pub(crate) async fn create(&self, body: &Value, key: &str) -> Result<Reached, Failure> {
         if !self.is_old() {
             let ask = Ask::post("/v2/sandboxes", body.clone(), Repeat::Harmless, LONG);
-            match self.ask(Ask { idempotency_key: Some(key), ..ask }).await {
-                Err(failure) if is_missing_route(&failure) => self.0.is_old.store(true, Ordering::Relaxed),
-                answer => return Ok(answer?.json::<ReachedBody>()?.reached(false)),
-            }
+            let answer = self.ask(Ask { idempotency_key: Some(key), ..ask }).await;
+            let Err(Some(missing)) = answer.as_ref().map_err(Missing::of) else {
+                return Ok(answer?.json::<ReachedBody>()?.reached(false));
+            };
+            self.note(missing);
         }
         let mut body = body.clone();
         body["secure"] = json!(true);
@@ -304,6 +305,13 @@ impl Control {
 
     fn is_old(&self) -> bool {
         self.0.is_old.load(Ordering::Relaxed)
+    }
+
+    /// The first version is asked from here on only if it is sure that there is no second.
+    fn note(&self, missing: Missing) {
+        if missing == Missing::Surely {
+            self.0.is_old.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Attaches to a sandbox, and resumes it if it is paused: with its memory, or from its disk alone. Never shortens what time
@@ -318,17 +326,16 @@ impl Control {
             body["memory"] = json!(false);
         }
         let path = |version: &str| format!("{version}/sandboxes/{}/connect", encoded(sandbox));
-        let mut old = self.is_old();
+        let mut is_old = self.is_old();
         let reply = loop {
-            let path = path(if old { "" } else { "/v2" });
-            match self.ask(Ask::post(&path, body.clone(), Repeat::Harmless, LONG)).await {
-                Err(failure) if !old && is_missing_route(&failure) => old = true,
-                answer => break answer?,
+            let path = path(if is_old { "" } else { "/v2" });
+            let answer = self.ask(Ask::post(&path, body.clone(), Repeat::Harmless, LONG)).await;
+            match answer.as_ref().map_err(Missing::of) {
+                Err(Some(missing)) if !is_old => self.note(missing),
+                _ => break answer?,
             }
+            is_old = true;
         };
-        if old {
-            self.0.is_old.store(true, Ordering::Relaxed);
-        }
         let reached = reply.json::<ReachedBody>()?.reached(reply.status == StatusCode::CREATED);
         if short(&reached.id) != short(sandbox) {
             return Err(Failure::Garbled(format!("it is about sandbox `{}` instead of `{sandbox}`", reached.id)));
@@ -458,22 +465,38 @@ pub(crate) fn outcome_is_unknown(failure: &Failure) -> bool {
         Failure::NoAnswer(_) | Failure::Garbled(_) => true,
         Failure::Answer(answer) => {
             answer.status == 504
-                || matches!(&answer.code[..], "idempotency_outcome_unknown" | "idempotency_in_progress")
+                || outcome_is_lost(failure)
+                || answer.code == "idempotency_in_progress"
                 || (answer.status == 500 && !answer.code.starts_with("sandbox_create"))
         }
     }
 }
 
-/// Whether the server has no such route, rather than no such thing.
-fn is_missing_route(failure: &Failure) -> bool {
-    match failure {
-        Failure::Answer(answer) => {
-            let said = answer.message.to_ascii_lowercase();
-            answer.status == 405
-                || (answer.status == 404
-                    && (said.contains("no matching operation") || said.contains("page not found") || said.is_empty()))
+/// Whether the service has lost track of the creation that has this key, so that asking with it again tells nothing.
+pub(crate) fn outcome_is_lost(failure: &Failure) -> bool {
+    matches!(failure, Failure::Answer(answer) if answer.code == "idempotency_outcome_unknown")
+}
+
+/// Why a route may be missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    /// The server says that it has no such route.
+    Surely,
+    /// An answer that says nothing, which something between may have given.
+    Perhaps,
+}
+
+impl Missing {
+    /// None where the route is there, and what it is about is not.
+    fn of(failure: &Failure) -> Option<Self> {
+        let Failure::Answer(answer) = failure else { return None };
+        let said = answer.message.to_ascii_lowercase();
+        match answer.status {
+            405 => Some(Self::Surely),
+            404 if said.contains("no matching operation") || said.contains("page not found") => Some(Self::Surely),
+            404 if said.is_empty() => Some(Self::Perhaps),
+            _ => None,
         }
-        _ => false,
     }
 }
 
@@ -510,9 +533,14 @@ mod tests {
         let answer = |status, message: &str| {
             Failure::Answer(Answer { status, message: message.to_owned(), ..Answer::default() })
         };
-        assert!(is_missing_route(&answer(404, "no matching operation was found")));
-        assert!(is_missing_route(&answer(405, "")));
-        assert!(!is_missing_route(&answer(404, "Sandbox \"ia\" doesn't exist or you don't have access to it")));
-        assert!(!is_missing_route(&answer(404, "template 'x' not found")));
+        for (answer, missing) in [
+            (answer(404, "no matching operation was found"), Some(Missing::Surely)),
+            (answer(405, ""), Some(Missing::Surely)),
+            (answer(404, ""), Some(Missing::Perhaps)),
+            (answer(404, "Sandbox \"ia\" doesn't exist or you don't have access to it"), None),
+            (answer(404, "template 'x' not found"), None),
+        ] {
+            assert_eq!(Missing::of(&answer), missing, "{answer:?}");
+        }
     }
 }

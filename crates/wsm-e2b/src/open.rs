@@ -2,6 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
+use futures::future::join;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 use wsm_core::{
@@ -13,7 +14,7 @@ use crate::{
     KIND,
     attach::{Choice, choose},
     backend::Shared,
-    control::{Listed, Reached, outcome_is_unknown},
+    control::{Listed, Reached, outcome_is_lost, outcome_is_unknown},
     envd::Daemon,
     error::{Failure, control, creation},
     guest::{MARK, Marker, PROBE, Probed},
@@ -42,6 +43,8 @@ pub(crate) struct Opening {
     gone: HashSet<String>,
     /// Sandboxes that this very call has made, which nobody has used.
     made: HashSet<String>,
+    /// Whether a creation was begun anew since the service had lost track of one.
+    has_begun_anew: bool,
 }
 
 /// How a sandbox was come by.
@@ -60,7 +63,7 @@ enum Attempted {
 
 impl Opening {
     pub(crate) fn new(shared: Arc<Shared>, request: OpenRequest) -> Self {
-        Self { shared, request, kept: None, gone: HashSet::new(), made: HashSet::new() }
+        Self { shared, request, kept: None, gone: HashSet::new(), made: HashSet::new(), has_begun_anew: false }
     }
 
     /// # Errors
@@ -239,6 +242,10 @@ impl Opening {
             Err(failure) if outcome_is_unknown(&failure) => match self.adopt(&attempt).await? {
                 // The next look finds it.
                 true => return Ok(Attempted::Lost),
+                // The key is used up: the next round has another one.
+                false if outcome_is_lost(&failure) && !std::mem::replace(&mut self.has_begun_anew, true) => {
+                    return Ok(Attempted::Lost);
+                }
                 false => return Err(creation(&failure, &self.shared.config.template)),
             },
             Err(failure) => return Err(creation(&failure, &self.shared.config.template)),
@@ -254,9 +261,12 @@ impl Opening {
             metadata: serde_json::from_value(body["metadata"].clone()).unwrap_or_default(),
         };
         self.made.insert(made.id.clone());
-        let opened = self.enter(&made, &reached, By::Creation).await;
+        // Whoever else makes one now sees this one, or is seen: it is there since it was answered. So the two need not wait
+        // for each other.
+        let others = self.shared.sandboxes_of(&self.request.id);
+        let (opened, listed) = join(self.enter(&made, &reached, By::Creation), others).await;
         match opened {
-            Ok(Attempted::Opened(opened)) => self.settle(made, opened).await,
+            Ok(Attempted::Opened(opened)) => self.settle(made, opened, listed?).await,
             Ok(Attempted::Lost) => Ok(Attempted::Lost),
             Err(error) => {
                 // Nobody has used it, and nobody shall find half of one.
@@ -288,9 +298,8 @@ impl Opening {
         Ok(false)
     }
 
-    /// Sees whether somebody else has made one at the same time, and agrees with them on one.
-    async fn settle(&mut self, made: Listed, opened: Box<Opened>) -> Result<Attempted> {
-        let mut listed = self.shared.sandboxes_of(&self.request.id).await?;
+    /// Sees whether somebody else has made one at the same time, by what is listed since, and agrees with them on one.
+    async fn settle(&mut self, made: Listed, opened: Box<Opened>, mut listed: Vec<Listed>) -> Result<Attempted> {
         if !listed.iter().any(|sandbox| sandbox.id == made.id) {
             listed.push(made.clone());
         }
@@ -338,7 +347,7 @@ impl Opening {
     }
 
     /// Attaches to a sandbox that runs: one round trip that shows that it can be worked in, and how new its files are.
-    async fn enter(&mut self, sandbox: &Listed, reached: &Reached, by: By) -> Result<Attempted> {
+    async fn enter(&self, sandbox: &Listed, reached: &Reached, by: By) -> Result<Attempted> {
         let shared = &self.shared;
         let daemon = Daemon::new(shared.http.clone(), &shared.place, reached, shared.config.user.clone())
             .map_err(|failure| control(&failure, "say how its sandbox is reached"))?;

@@ -1,7 +1,6 @@
 //! One attached sandbox: whether it lives, how long it has, and what is done when its daemon can not be reached.
 
 use std::{
-    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -12,7 +11,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use wsm_core::{Cause, Error, ErrorKind, Result, Retry, WorkspaceInfo};
+use wsm_core::{Cause, Error, ErrorKind, Result, Retry, Variables, WorkspaceInfo};
 
 use crate::{
     KIND,
@@ -171,7 +170,7 @@ pub(crate) struct Parts {
     pub(crate) id: String,
     pub(crate) control: Control,
     pub(crate) daemon: Daemon,
-    pub(crate) env: Arc<BTreeMap<String, String>>,
+    pub(crate) env: Arc<Variables>,
     pub(crate) timeout: Duration,
 }
 
@@ -181,7 +180,7 @@ pub(crate) struct Sandbox {
     pub(crate) id: String,
     pub(crate) control: Control,
     pub(crate) daemon: Daemon,
-    pub(crate) env: Arc<BTreeMap<String, String>>,
+    pub(crate) env: Arc<Variables>,
     pub(crate) timeout: Duration,
     pub(crate) life: Arc<Life>,
     /// Commands that run, and what ends them.

@@ -267,6 +267,42 @@ async fn f13_a_creation_whose_answer_is_lost_makes_one_sandbox() {
 }
 
 #[tokio::test]
+async fn a_creation_that_the_service_has_lost_track_of_is_begun_anew() {
+    let fixture = fixture!();
+    let lost = r#"{"code":409,"message":"unknown","error_code":"idempotency_outcome_unknown"}"#;
+    fixture.fake.faults().push(Fault::answer(Operation::Create, 409, lost));
+    assert_eq!(fixture.open("w").await.outcome.kind, OutcomeKind::Created);
+    fixture.only();
+    let asked = fixture.fake.requests().of(Operation::Create);
+    let [first, second] = &asked[..] else { panic!("{asked:?}") };
+    assert_ne!(first.header("idempotency-key"), second.header("idempotency-key"));
+
+    // It was carried out, which a look shows.
+    let fixture = fixture!();
+    let carried_out = What::Answer { status: 409, headers: Vec::new(), body: lost.to_owned(), applied: true };
+    fixture.fake.faults().push(Fault::new(Operation::Create, carried_out));
+    assert_eq!(fixture.open("w").await.outcome.kind, OutcomeKind::Created);
+    fixture.only();
+    assert_eq!(fixture.count(Operation::Create), 1);
+
+    // For ever, it is an error.
+    let fixture = fixture!();
+    fixture.fake.faults().push(Fault::answer(Operation::Create, 409, lost).always());
+    let error = fixture.backend.open(request("w")).await.unwrap_err();
+    assert!(error.to_string().contains("409"), "{error}");
+    assert_eq!(fixture.count(Operation::Create), 2);
+}
+
+#[tokio::test]
+async fn an_answer_that_says_nothing_is_not_taken_for_an_old_server_for_ever() {
+    let fixture = fixture!();
+    fixture.fake.faults().push(Fault::answer(Operation::Create, 404, ""));
+    fixture.open("a").await;
+    fixture.open("b").await;
+    assert_eq!((fixture.count(Operation::Create), fixture.count(Operation::CreateV1)), (2, 1));
+}
+
+#[tokio::test]
 async fn f14_failures_to_place_a_sandbox_are_tried_again() {
     let fixture = fixture!();
     let placed = r#"{"code":500,"message":"Failed to place sandbox: no"}"#;

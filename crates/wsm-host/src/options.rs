@@ -1,6 +1,6 @@
 //! Options that several backends have, and what is wrong with some of their values.
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use wsm_core::{Error, Result};
 
@@ -12,19 +12,6 @@ use wsm_core::{Error, Result};
 pub fn check_basedir(basedir: &Path) -> Result<()> {
     if basedir.as_os_str().is_empty() {
         return Err(Error::invalid("basedir", "`basedir` is empty: give the directory that holds the workspaces"));
-    }
-    Ok(())
-}
-
-/// Checks variables that commands are to get.
-///
-/// # Errors
-///
-/// `invalid_input` about `env`.
-pub fn check_env(env: &BTreeMap<String, String>) -> Result<()> {
-    check_variable_names("env", env.keys())?;
-    if let Some((name, _)) = env.iter().find(|(_, value)| value.contains('\0')) {
-        return Err(Error::invalid("env", format!("the value of `{name}` in `env` holds a NUL byte")));
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! The options of the local backend.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use wsm_core::{BackendConfig, Result, SweepTrigger};
+use wsm_core::{BackendConfig, Result, SweepTrigger, Variables};
 use wsm_host::options;
 
 use crate::backend::LocalBackend;
@@ -33,7 +33,7 @@ pub struct LocalConfig {
     /// nobody else should write into it but through a workspace.
     pub basedir: PathBuf,
     /// Variables that commands get besides the inherited ones.
-    pub env: BTreeMap<String, String>,
+    pub env: Variables,
     /// Names of variables that commands inherit from this process, besides `PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`,
     /// `LANG`, `LC_*`, `TZ`, `TERM` and `TMPDIR`.
     pub inherit_env: Vec<String>,
@@ -47,7 +47,7 @@ impl Default for LocalConfig {
     fn default() -> Self {
         Self {
             basedir: PathBuf::new(),
-            env: BTreeMap::new(),
+            env: Variables::default(),
             inherit_env: Vec::new(),
             kill_grace: Duration::from_secs(1),
         }
@@ -84,7 +84,7 @@ impl LocalConfig {
     fn validate(&self) -> Result<()> {
         let Self { basedir, env, inherit_env, kill_grace: _ } = self;
         options::check_basedir(basedir)?;
-        options::check_env(env)?;
+        env.validate()?;
         options::check_variable_names("inherit_env", inherit_env)
     }
 }

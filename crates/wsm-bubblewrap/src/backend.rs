@@ -158,7 +158,7 @@ impl Inner {
             }
             Ok((live, outcome)) => {
                 self.registry.insert(id.clone(), Arc::clone(&live));
-                let workspace = Arc::new(SandboxWorkspace::new(live, Arc::clone(&self.registry)));
+                let workspace = Arc::new(SandboxWorkspace::new(live, Arc::clone(&self.registry), self.tasks.clone()));
                 Ok(Opened::new(workspace, outcome))
             }
             Err(error) => Err(error),

@@ -241,7 +241,8 @@ mod tests {
     #[test]
     fn the_options_of_a_sandbox_without_network() {
         let (host, id) = (host(), WorkspaceId::new("w1").unwrap());
-        let env = Variables::from_iter([("EDITOR".to_owned(), "ed".to_owned()), ("HOME".to_owned(), "/tmp".to_owned())]);
+        let env =
+            Variables::from_iter([("EDITOR".to_owned(), "ed".to_owned()), ("HOME".to_owned(), "/tmp".to_owned())]);
         let plan = plan(&Policy {
             host: &host,
             id: &id,

@@ -43,6 +43,7 @@ use crate::{
     hold::{self, Hold},
     image::{self, Images, Recipe},
     leftovers::{House, sweep_holds, workspace_of},
+    lock,
     metadata::{self, Blocker},
     network,
     reach::{DEAF, Reach, connect},
@@ -141,7 +142,7 @@ impl Inner {
         if self.config.network != DockerNetwork::Private {
             return Ok(());
         }
-        let _lock = lock(ready.internal("network.lock")).await?;
+        let _lock = lock::wait(ready.internal("network.lock"), LONG).await?;
         network::ensure(&self.engine, &ready.network, &ready.owner).await
     }
 
@@ -158,7 +159,7 @@ impl Inner {
         let opened = self.attach(wanted, earlier, init, progress).await.map(|(live, outcome)| {
             // What nobody waits for any more is found by its label, and adopted by the next opening.
             self.registry.insert(id, Arc::clone(&live));
-            Opened::new(Arc::new(SandboxWorkspace::new(live, Arc::clone(&self.registry))), outcome)
+            Opened::new(Arc::new(SandboxWorkspace::new(live, Arc::clone(&self.registry), self.tasks.clone())), outcome)
         });
         let _ = waiting.send(opened);
     }
@@ -199,7 +200,7 @@ impl Inner {
                 }
             }
         };
-        let (Revived { container, token, reach, revival }, hold) = match run.await {
+        let (Revived { container, started_at, token, reach, revival }, hold) = match run.await {
             Ok(run) => run,
             Err(error) => {
                 if let Some(arrival) = settled.arrival {
@@ -210,7 +211,6 @@ impl Inner {
             }
         };
         let outcome = outcome(settled.arrival, revival);
-        let started_at = inspect(&self.engine, &container).await?.map(|seen| seen.started_at).unwrap_or_default();
         let is_same = |live: &Arc<Live>| {
             let is_as_it_was = live.container == container && live.started_at == started_at;
             // One whose hold was given up would hold nothing.
@@ -278,8 +278,8 @@ impl Inner {
                         Ok(()) => {
                             // Whoever made it may have ended before it had done so, or somebody else has started it again.
                             self.block(ready, &seen, asked).await?;
-                            let revival = Revival::Running;
-                            return Ok(Revived { container: seen.container, token, reach, revival });
+                            let Seen { container, started_at, .. } = seen;
+                            return Ok(Revived { container, started_at, token, reach, revival: Revival::Running });
                         }
                         // It has ended meanwhile.
                         Err(error) if error.code() == ENDED => lost = Revival::Made(Some(Cause::Killed)),
@@ -299,10 +299,11 @@ impl Inner {
                     match self.engine.call("start the container", LONG, started).await {
                         Ok(()) => {
                             self.wait_for_answer(&seen.container, &reach, &token).await?;
-                            self.block(ready, &seen, asked).await?;
+                            let Seen { container, started_at, .. } =
+                                self.block_in(ready, &seen.container, asked).await?;
                             // One that another process makes at this moment was never anything else.
                             let revival = if seen.is_fresh { Revival::Running } else { Revival::Started(seen.cause) };
-                            return Ok(Revived { container: seen.container, token, reach, revival });
+                            return Ok(Revived { container, started_at, token, reach, revival });
                         }
                         // An engine that was killed may have left it half started, for ever.
                         Err(error) if matches!(error.kind(), ErrorKind::Backend | ErrorKind::InvalidInput) => {
@@ -317,17 +318,11 @@ impl Inner {
             remove(&self.engine, &seen.container).await?;
             self.reach_of(ready, id, &seen).clear().await;
         }
-        let (container, token, reach) = self.make(ready, settled, name, asked).await?;
-        Ok(Revived { container, token, reach, revival: lost })
+        let (Seen { container, started_at, .. }, token, reach) = self.make(ready, settled, name, asked).await?;
+        Ok(Revived { container, started_at, token, reach, revival: lost })
     }
 
-    async fn make(
-        &self,
-        ready: &Ready,
-        settled: &Settled,
-        name: &str,
-        asked: &Asked,
-    ) -> Result<(String, Token, Reach)> {
+    async fn make(&self, ready: &Ready, settled: &Settled, name: &str, asked: &Asked) -> Result<(Seen, Token, Reach)> {
         let id = &settled.record.id;
         let recipe = Recipe::new(&self.config, self.ca.as_ref(), &asked.init);
         let wanted = image::Wanted { owner: &ready.owner, progress: &asked.progress };
@@ -376,11 +371,7 @@ impl Inner {
             // Nobody is let in before all of it is done, and much of it can be done at once.
             if metadata::can_enter(&self.engine) {
                 started.await?;
-                let block = async {
-                    let seen = inspect(&self.engine, &created.id).await?;
-                    let ended = || Error::new(ErrorKind::NotFound, "the container was removed when it was started");
-                    self.block(ready, &seen.ok_or_else(ended)?, asked).await
-                };
+                let block = self.block_in(ready, &created.id, asked);
                 let (answered, blocked) = tokio::join!(self.wait_for_answer(&created.id, &reach, &token), block);
                 return answered.and(blocked);
             }
@@ -392,25 +383,28 @@ impl Inner {
             }
             let blocker = blocker?;
             let block = async {
-                match blocker {
-                    Some(blocker) => blocker.run(&self.engine, &self.tasks).await,
-                    None => Ok(()),
+                let seen = self.started(&created.id).await?;
+                if let Some(blocker) = blocker {
+                    blocker.run(&self.engine, &self.tasks).await?;
                 }
+                Ok(seen)
             };
             let (answered, blocked) = tokio::join!(self.wait_for_answer(&created.id, &reach, &token), block);
             answered.and(blocked)
         };
-        if let Err(error) = run.await.map_err(|error| refusal::explain(error, &self.config)) {
-            match remove(&self.engine, &created.id).await {
-                Ok(()) => reach.clear().await,
-                // The next opening finds it by its name, and its socket's directory with it.
-                Err(left) => {
-                    tracing::warn!(container = name, error = %left.report(), "a container that does not work is left");
+        match run.await.map_err(|error| refusal::explain(error, &self.config)) {
+            Ok(seen) => Ok((seen, token, reach)),
+            Err(error) => {
+                match remove(&self.engine, &created.id).await {
+                    Ok(()) => reach.clear().await,
+                    // The next opening finds it by its name, and its socket's directory with it.
+                    Err(left) => {
+                        tracing::warn!(container = name, error = %left.report(), "a container that does not work is left");
+                    }
                 }
+                Err(error)
             }
-            return Err(error);
         }
-        Ok((created.id, token, reach))
     }
 
     /// Waits until the gateway takes connections.
@@ -473,6 +467,20 @@ impl Inner {
         let directory = ready.sockets(id).join(&seen.attempt);
         let told = seen.labels.get(LABEL_REACH).and_then(|label| Reach::from_label(label, directory));
         told.unwrap_or_else(|| self.reach(ready, id, &seen.attempt))
+    }
+
+    /// A container that was started, as it is now.
+    async fn started(&self, container: &str) -> Result<Seen> {
+        let ended = || Error::new(ErrorKind::NotFound, "the container was removed when it was started");
+        inspect(&self.engine, container).await?.ok_or_else(ended)
+    }
+
+    /// Blocks what the label of a container that was started says, and tells what it was blocked in: the network of a later
+    /// start is another one.
+    async fn block_in(&self, ready: &Ready, container: &str, asked: &Asked) -> Result<Seen> {
+        let seen = self.started(container).await?;
+        self.block(ready, &seen, asked).await?;
+        Ok(seen)
     }
 
     /// Blocks what a container's label says.
@@ -610,6 +618,8 @@ fn read_ca_file(path: &Path) -> Result<Bytes> {
 /// A container that runs, and whose gateway answers.
 struct Revived {
     container: String,
+    /// Of the start whose network is blocked.
+    started_at: String,
     token: Token,
     reach: Reach,
     revival: Revival,
@@ -645,17 +655,6 @@ fn outcome(arrival: Option<Arrival>, revival: Revival) -> Outcome {
             }
         }
     }
-}
-
-/// Waits until no other process of this installation does the same.
-pub(crate) async fn lock(path: PathBuf) -> Result<fs::File> {
-    blocking(move || {
-        let locked = fs::File::create(&path).and_then(|file| file.lock().map(|()| file));
-        locked.map_err(|cause| {
-            Error::new(ErrorKind::Backend, format!("`{}` can not be locked", path.display())).with_source(cause)
-        })
-    })
-    .await
 }
 
 /// The installation's name, made up once for a basedir. Blocks.

@@ -11,9 +11,16 @@ const PREDEFINED: [&str; 5] = ["HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PRO
 pub(crate) const OF_PACKAGES: [&str; 5] =
     ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT", "PIP_RETRIES"];
 
+/// Declared where packages were installed: which installation builds.
+pub(crate) const BUILDER: &str = "WSM_BUILDER";
+
 /// The arguments, in the spelling in which they are set.
-pub(crate) fn from_environment(has_packages: bool) -> HashMap<String, String> {
-    select(|name| env::var(name).ok(), has_packages)
+pub(crate) fn from_environment(has_packages: bool, builder: &str) -> HashMap<String, String> {
+    let mut args = select(|name| env::var(name).ok(), has_packages);
+    if has_packages {
+        args.insert(BUILDER.to_owned(), builder.to_owned());
+    }
+    args
 }
 
 fn select(get: impl Fn(&str) -> Option<String>, has_packages: bool) -> HashMap<String, String> {

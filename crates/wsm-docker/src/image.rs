@@ -1,7 +1,13 @@
 //! The image that workspaces are made from: the base, the gateway, and what else the options ask for. Built once for each
 //! content, and named by it.
 
-use std::{collections::HashMap, fs, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use bollard::{body_full, models::BuildInfo, query_parameters::BuildImageOptionsBuilder};
 use bytes::Bytes;
@@ -17,6 +23,7 @@ use crate::{
     client::{Engine, SHORT, if_found},
     config::DockerConfig,
     container::{GATEWAY, WORKDIR},
+    lock,
 };
 
 const REPOSITORY: &str = "wsm-workspace";
@@ -25,6 +32,9 @@ pub(crate) const LABEL_IMAGE: &str = "wsm.image";
 /// Says of an image which installation built it. Containers have the labels of their image too, so it is not the one by which
 /// those of an installation are found.
 pub(crate) const LABEL_BUILDER: &str = "wsm.builder";
+/// Says of an image, and of the stage of its building in which packages were installed, which packages. What is left of such a
+/// stage is an image without a name, which the engine keeps to begin the next building with.
+pub(crate) const LABEL_PACKAGES: &str = "wsm.packages";
 /// How long a build may take. It may fetch the base, and build packages.
 const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// How many lines of a failed build are shown.
@@ -43,7 +53,8 @@ const CA_VARIABLES: [&str; 6] =
 pub(crate) struct Recipe {
     dockerfile: String,
     has_node: bool,
-    has_packages: bool,
+    /// Names the packages, if there are any.
+    packages: Option<String>,
     ca: Option<Bytes>,
     build_network: Option<String>,
     gateway: InitProgram,
@@ -54,13 +65,12 @@ impl Recipe {
     /// What the options, the file of certificates that they name, and this gateway make.
     pub(crate) fn new(config: &DockerConfig, ca: Option<&Bytes>, gateway: &InitProgram) -> Self {
         let has_node = !config.node_version.is_empty();
-        let has_packages = !config.extra_pip.is_empty();
         let mut lines = Vec::new();
         let certificates = || {
             let named = CA_VARIABLES.map(|name| format!("{name}={CA_FILE}")).join(" ");
             [format!("COPY ca.pem {CA_FILE}"), format!("ENV {named}")]
         };
-        if has_packages {
+        let packages = (!config.extra_pip.is_empty()).then(|| {
             lines.push(format!("FROM {} AS packages", config.base_image));
             // Whoever the base runs as may not be allowed to write there.
             lines.push("USER 0".to_owned());
@@ -71,7 +81,12 @@ impl Recipe {
                 "RUN python3 -m venv {ENVIRONMENT} && {ENVIRONMENT}/bin/python -m pip install --no-cache-dir \
                  --disable-pip-version-check --no-input {packages}"
             ));
-        }
+            let hash = Encoding::hash(&lines.join("\n"));
+            // After them, so that who builds makes no difference to what the engine has kept of them.
+            lines.push(format!("ARG {}", build_args::BUILDER));
+            lines.push(format!("LABEL {LABEL_BUILDER}=${} {LABEL_PACKAGES}={hash}", build_args::BUILDER));
+            hash
+        });
         lines.push(format!("FROM {}", config.base_image));
         if has_node {
             let node = format!("node:{}-slim", config.node_version);
@@ -80,7 +95,7 @@ impl Recipe {
             // Links, which a copy of the files themselves would follow.
             lines.push("COPY links/ /usr/local/bin/".to_owned());
         }
-        if has_packages {
+        if packages.is_some() {
             lines.push(format!("COPY --from=packages {ENVIRONMENT} {ENVIRONMENT}"));
             // Before what the base has there, which is the engine's own default where it says nothing.
             lines.push(format!("ENV PATH={ENVIRONMENT}/bin:$PATH"));
@@ -92,7 +107,7 @@ impl Recipe {
         let trusted = ca.map(|ca| Encoding::hash(&String::from_utf8_lossy(ca))).unwrap_or_default();
         let hash = Encoding::hash(&format!("{dockerfile}{trusted}{}", gateway.hash));
         let (ca, build_network) = (ca.cloned(), config.build_network.clone());
-        Self { dockerfile, has_node, has_packages, ca, build_network, gateway: gateway.clone(), hash }
+        Self { dockerfile, has_node, packages, ca, build_network, gateway: gateway.clone(), hash }
     }
 
     /// The image's name.
@@ -183,6 +198,11 @@ impl Images {
     }
 }
 
+/// The file that is locked while an image is built, beside the one that holds its name.
+pub(crate) fn lock_file(current: &Path) -> PathBuf {
+    current.with_extension("lock")
+}
+
 /// For whom an image is built.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted<'a> {
@@ -198,7 +218,7 @@ async fn make(engine: &Engine, recipe: &Recipe, current: &Path, wanted: Wanted<'
         Some(image) => image,
         None => {
             // Another process of this installation may build it just now.
-            let _lock = crate::backend::lock(current.with_extension("lock")).await?;
+            let _lock = lock::wait(lock_file(current), BUILD_LIMIT).await?;
             if look(engine, &tag).await?.is_none() {
                 build(engine, recipe, wanted).await?;
             }
@@ -225,8 +245,9 @@ async fn build(engine: &Engine, recipe: &Recipe, Wanted { owner, progress }: Wan
         let recipe = recipe.clone();
         blocking(move || recipe.context()).await?
     };
-    let labels = HashMap::from([(LABEL_IMAGE, recipe.hash.as_str()), (LABEL_BUILDER, owner)]);
-    let args = build_args::from_environment(recipe.has_packages);
+    let mut labels = HashMap::from([(LABEL_IMAGE, recipe.hash.as_str()), (LABEL_BUILDER, owner)]);
+    labels.extend(recipe.packages.iter().map(|packages| (LABEL_PACKAGES, packages.as_str())));
+    let args = build_args::from_environment(recipe.packages.is_some(), owner);
     let options = BuildImageOptionsBuilder::default().t(&tag).rm(true).forcerm(true).labels(&labels).buildargs(&args);
     let options = match &recipe.build_network {
         Some(network) => options.networkmode(network).build(),

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bollard::{
-    models::ContainerSummary,
+    models::{ContainerSummary, ImageSummary},
     query_parameters::{
         ListContainersOptionsBuilder, ListImagesOptionsBuilder, ListNetworksOptionsBuilder, ListVolumesOptionsBuilder,
         RemoveImageOptionsBuilder, RemoveVolumeOptionsBuilder,
@@ -25,12 +25,16 @@ use crate::{
     client::{Engine, LONG, SHORT, if_found},
     container::{self, LABEL_ATTEMPT, LABEL_BLOCKER, LABEL_ID, LABEL_OWNER},
     hold::{self, Hold},
-    image::{LABEL_BUILDER, LABEL_IMAGE, tag_of},
+    image::{self, LABEL_BUILDER, LABEL_IMAGE, LABEL_PACKAGES},
+    lock,
     workspace::remove,
 };
 
 /// How old must be what only helps to make something, or is made before it: it may be just now.
 const YOUNG: Duration = Duration::from_secs(15 * 60);
+
+/// What some engines say in place of an image's name when it has none.
+const NO_NAME: &str = "<none>:<none>";
 
 /// An installation and where its things are.
 #[derive(Debug)]
@@ -100,6 +104,10 @@ impl House<'_> {
             }
             LeftoverKind::Network => self.engine.call("remove the network", LONG, docker.remove_network(name)).await,
             LeftoverKind::Image => {
+                // What is being built may begin with it.
+                let Some(_lock) = lock::try_now(&image::lock_file(&self.current_image)).await? else {
+                    return Ok(false);
+                };
                 let options = Some(RemoveImageOptionsBuilder::default().build());
                 let removed = docker.remove_image(name, options, None);
                 self.engine.call("remove the image", LONG, removed).await.map(drop)
@@ -224,12 +232,26 @@ impl House<'_> {
         let listed = self.engine.docker()?.list_containers(Some(options));
         let everybodys = self.engine.call("list the containers", SHORT, listed).await?;
         let used: HashSet<String> = everybodys.into_iter().filter_map(|container| container.image_id).collect();
-        let leftover = |image: bollard::models::ImageSummary| {
-            let name = tag_of(image.labels.get(LABEL_IMAGE)?);
+        let packages = |image: &ImageSummary| image.labels.get(LABEL_PACKAGES).cloned();
+        let superseded = |image: &ImageSummary| {
+            let name = image::tag_of(image.labels.get(LABEL_IMAGE)?);
             (image.repo_tags.contains(&name) && name != current && !used.contains(&image.id))
                 .then(|| Leftover::new(LeftoverKind::Image, name, "another one has taken its place"))
         };
-        Ok(images.into_iter().filter_map(leftover).collect())
+        let needed: HashSet<String> = images
+            .iter()
+            .filter(|image| image.labels.contains_key(LABEL_IMAGE) && superseded(image).is_none())
+            .filter_map(packages)
+            .collect();
+        let is_building = lock::try_now(&image::lock_file(&self.current_image)).await?.is_none();
+        let stage = |image: &ImageSummary| {
+            let is_stage = !image.labels.contains_key(LABEL_IMAGE) && image.repo_tags.iter().all(|tag| tag == NO_NAME);
+            let is_left = packages(image).is_some_and(|packages| !needed.contains(&packages));
+            (is_stage && is_left && !is_building && !used.contains(&image.id)).then(|| {
+                Leftover::new(LeftoverKind::Image, image.id.clone(), "it holds packages that no image has any more")
+            })
+        };
+        Ok(images.iter().filter_map(|image| superseded(image).or_else(|| stage(image))).collect())
     }
 
     async fn directories(&self, containers: &[ContainerSummary]) -> Result<Vec<Leftover>> {

@@ -9,6 +9,7 @@ mod enter;
 mod hold;
 mod image;
 mod leftovers;
+mod lock;
 mod metadata;
 mod network;
 mod reach;

@@ -7,6 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Contained, containers, docker, engine, gated, program};
+use tokio::time::timeout;
 use wsm_core::{
     Backend, Cause, ErrorKind, ExitStatus, Health, Loss, OpenRequest, OutcomeKind, WorkspaceExt, WorkspaceId,
 };
@@ -119,6 +120,22 @@ async fn a_dropped_opening_leaves_nothing_that_is_not_found() {
         assert_eq!(containers(&id).len(), 1, "{pause} ms");
         contained.backend.destroy(&WorkspaceId::new(&id).unwrap()).await.unwrap();
         assert!(containers(&id).is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_opening_waits_for_an_end_that_nobody_waits_for() {
+    let Some(contained) = Contained::new(|config| config).await else { return };
+    let id = unique("ending");
+    for moment in [0, 2, 10, 30, 60] {
+        let workspace = contained.open(&id).await;
+        let waited = timeout(Duration::from_millis(moment), workspace.suspend()).await;
+        let opened = contained.opened(&id).await;
+        if waited.is_err() {
+            // Begun or not: what is opened now does not end under its user.
+            let ran = opened.workspace.sh("sleep 0.4; echo lives").await.unwrap();
+            assert_eq!(ran.stdout.to_text(), "lives\n", "dropped after {moment} ms: {ran:?}");
+        }
     }
 }
 

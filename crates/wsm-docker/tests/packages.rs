@@ -14,7 +14,7 @@ use std::{
 
 use common::{Contained, containers, docker, docker_says, engine, gated, program, unique};
 use parking_lot::Mutex;
-use wsm_core::{Backend, ErrorKind, OpenRequest, WorkspaceExt, WorkspaceId};
+use wsm_core::{Backend, ErrorKind, LeftoverKind, OpenRequest, WorkspaceExt, WorkspaceId};
 use wsm_docker::{DockerConfig, DockerNetwork};
 
 /// A package with one module, so that no index of others is needed.
@@ -64,16 +64,31 @@ fn serve_index(wheel: Vec<u8>) -> (u16, Arc<Mutex<Vec<String>>>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_with_an_index() {
     let Some(base) = std::env::var_os("WSM_TEST_INDEX") else { return };
-    let open = async |package: &str| {
+    let backend = |package: &str| {
         let config = DockerConfig::new(&base).with_host(engine().unwrap()).with_network(DockerNetwork::None);
         let config = config.with_node_version("").with_build_network("host").with_extra_pip([package]);
-        let backend = gated(config, program().unwrap()).unwrap();
-        backend.open(OpenRequest::new(WorkspaceId::new(std::env::var("WSM_TEST_ID").unwrap()).unwrap())).await
+        gated(config, program().unwrap()).unwrap()
     };
+    let id = WorkspaceId::new(std::env::var("WSM_TEST_ID").unwrap()).unwrap();
+    let open = async |package: &str| backend(package).open(OpenRequest::new(id.clone())).await;
     let error = open("no-such-package").await.unwrap_err();
     assert_eq!((error.kind(), error.code()), (ErrorKind::Unavailable, "image_failed"), "{error}");
     assert!(error.to_string().contains("no-such-package") && !error.to_string().contains(PASSWORD), "{error}");
+    open("wsmdemo==1.0").await.unwrap();
+    let earlier = backend("wsmdemo==1.0");
+    assert!(earlier.leftovers().await.unwrap().is_empty(), "what it is built of begins the next building");
+    earlier.destroy(&id).await.unwrap();
     let workspace = open("wsmdemo").await.unwrap().workspace;
+    // The image with other packages, and the stage in which they were installed.
+    let leftovers = earlier.leftovers().await.unwrap();
+    let [image, stage] = &leftovers[..] else { panic!("{leftovers:?}") };
+    assert!([image, stage].iter().all(|leftover| leftover.kind == LeftoverKind::Image), "{leftovers:?}");
+    for leftover in &leftovers {
+        assert!(docker(&["image", "inspect", &leftover.name]).status.success(), "{leftover:?}");
+        assert!(earlier.remove_leftover(leftover).await.unwrap(), "{leftover:?}");
+        assert!(!docker(&["image", "inspect", &leftover.name]).status.success(), "{leftover:?}");
+    }
+    assert!(earlier.leftovers().await.unwrap().is_empty());
     let value = "python3 -c 'import wsmdemo; print(wsmdemo.VALUE)'; env; command -v pip";
     let said = workspace.sh(value).await.unwrap().stdout.to_text();
     assert!(said.starts_with("42\n") && said.contains("/opt/wsm/venv/bin/pip"), "{said}");

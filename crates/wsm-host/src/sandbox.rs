@@ -11,6 +11,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use tokio_util::task::TaskTracker;
 use wsm_core::{
     ByteStream, Capabilities, Cause, Checkpoint, Command, Connection, DirEntry, Endpoint, Error, ErrorKind, ExecResult,
     Health, ManagedWorkspace, Metadata, Process, ReadFile, ReadOptions, RemoveOptions, Result, Workspace,
@@ -61,7 +62,7 @@ pub trait Sandbox: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have ended it, or not. Call it again.
+    /// It is run on a task of its own, which goes on when nobody waits for it.
     async fn end(self: Arc<Self>) -> Result<()>;
 }
 
@@ -70,14 +71,16 @@ pub trait Sandbox: fmt::Debug + Send + Sync + 'static {
 pub struct SandboxWorkspace<S> {
     sandbox: Arc<S>,
     registry: Arc<Registry<S>>,
+    /// Where what must not be dropped half way runs.
+    tasks: TaskTracker,
     /// Whether the holder of this object has let go, while the workspace goes on for others.
     detached: AtomicBool,
 }
 
 impl<S: Sandbox> SandboxWorkspace<S> {
-    /// An object for an open sandbox that the registry holds.
-    pub fn new(sandbox: Arc<S>, registry: Arc<Registry<S>>) -> Self {
-        Self { sandbox, registry, detached: AtomicBool::new(false) }
+    /// An object for an open sandbox that the registry holds. `tasks` are the backend's.
+    pub fn new(sandbox: Arc<S>, registry: Arc<Registry<S>>, tasks: TaskTracker) -> Self {
+        Self { sandbox, registry, tasks, detached: AtomicBool::new(false) }
     }
 
     fn check(&self) -> Result<()> {
@@ -101,6 +104,18 @@ impl<S: Sandbox> SandboxWorkspace<S> {
 pub fn gateway_missing<S: Sandbox>() -> Error {
     let message = format!("{} is driven through its gateway: add `wsm_gateway::GatewayLayer` to the manager", S::NOUN);
     Error::new(ErrorKind::Unsupported, message).with_code("gateway_missing")
+}
+
+/// Ends a sandbox in its turn: an opening of the same id waits for that.
+async fn end<S: Sandbox>(sandbox: &Arc<S>, registry: &Registry<S>) -> Result<()> {
+    let id = &sandbox.info().id;
+    let _turn = registry.turn(id).await;
+    if registry.holds(id, sandbox) {
+        Arc::clone(sandbox).end().await?;
+        registry.remove(id, sandbox);
+    }
+    // Else it has ended already, and what runs there now is of a later opening.
+    Ok(())
 }
 
 #[deny(clippy::missing_trait_methods)]
@@ -170,15 +185,11 @@ impl<S: Sandbox> ManagedWorkspace for SandboxWorkspace<S> {
         if self.detached.load(Ordering::Relaxed) {
             self.check()?;
         }
-        let id = &self.sandbox.info().id;
-        // An opening of the same id waits for the end of this one.
-        let _turn = self.registry.turn(id).await;
-        if !self.registry.holds(id, &self.sandbox) {
-            // It has ended already, and what runs there now is of a later opening.
-            return Ok(None);
-        }
-        Arc::clone(&self.sandbox).end().await?;
-        self.registry.remove(id, &self.sandbox);
+        let (sandbox, registry) = (Arc::clone(&self.sandbox), Arc::clone(&self.registry));
+        // What has begun to end goes on to, whether or not anybody waits for it. So an opening of the same id does not find
+        // it running, only to see it end.
+        let ended = self.tasks.spawn(async move { end(&sandbox, &registry).await }).await;
+        ended.unwrap_or_else(|_| Err(Error::new(ErrorKind::Backend, "the workspace's end did not come to an end")))?;
         Ok(None)
     }
 

@@ -6,6 +6,7 @@ use std::{io::Write, process::ExitCode, sync::Arc};
 
 use anyhow::Context;
 use clap::Args;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use wsm_core::{EventListener, Signal};
@@ -54,6 +55,7 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let settings = load(settings, &more)?;
     start_logging(&settings, &settings.log);
     refuse_open_doors(&settings)?;
+    allow_many_files();
     // Heard from the very beginning, so that a stop during the start is a stop, too.
     let mut signals = Signals::new()?;
     check_basedir(&settings)?;
@@ -79,6 +81,19 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     tracing::info!(closed = report.closed, failed = report.failed.len(), "stopped");
     served?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Workspaces, clients and streams take open files, many at a time, and the usual limit of 1,024 is one that every process may
+/// raise to what the machine allows. Commands of the `local` backend inherit it.
+fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        Ok(()) => tracing::debug!(from = limit.current, to = limit.maximum, "more files may be open at once"),
+        Err(error) => tracing::warn!(limit = limit.current, %error, "the limit of open files can not be raised"),
+    }
 }
 
 /// Nobody beyond this machine may be let in without being asked who they are.

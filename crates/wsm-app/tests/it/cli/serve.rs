@@ -202,6 +202,26 @@ fn a_variable_that_is_not_text_is_refused() {
     }
 }
 
+#[test]
+fn as_many_files_may_be_open_as_the_machine_allows() {
+    let dir = tempfile::tempdir().unwrap();
+    let serve = wsm(dir.path(), &["serve", "--basedir", "base", "--store", "wsm.db", "--listen", "127.0.0.1:0"]);
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", "ulimit -Sn 300 && ulimit -Hn 2000 && exec \"$@\"", "sh"]).arg(serve.get_program());
+    limited.args(serve.get_args()).current_dir(dir.path());
+    for (name, value) in serve.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    let service = Service::start_command(limited, dir.path());
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", service.child.id())).unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(files.split_whitespace().skip(3).take(2).collect::<Vec<_>>(), ["2000", "2000"], "{files}");
+    service.stop();
+}
+
 #[tokio::test]
 async fn file_variables_and_flags_make_one_configuration() {
     let dir = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{
     docker, e2b, gateway,
-    run::{command, is_installed, output, root, run_command},
+    run::{command, is_installed, output, root, run_command, target_directory},
 };
 
 /// A user who exists for nobody: neither in a group, nor in the list of users.
@@ -42,7 +42,20 @@ pub(crate) fn bubblewrap() -> Result<()> {
             }
         }
     }
-    Ok(())
+    carried(&stage)
+}
+
+/// A `wsm` that carries the gateway in it needs no file beside it, and no variable.
+fn carried(stage: &Stage) -> Result<()> {
+    let build = ["build", "--package", "wsm-app", "--features", "embedded-gateway", "--locked"];
+    run_command(command("cargo", &build).env("WSM_GATEWAY", gateway::path()))?;
+    let directory = stage.0.join("carried");
+    fs::create_dir(&directory)?;
+    let wsm = directory.join("wsm");
+    fs::copy(target_directory().join("debug/wsm"), &wsm).context("the built `wsm` can not be copied")?;
+    let mut run = Command::new(wsm);
+    run.args(["run", "--backend", "bubblewrap", "--basedir", "base", "--store", "wsm.db", "--", "true"]);
+    run_command(run.current_dir(&directory).env("HOME", &directory).env_remove("WSM_GATEWAY"))
 }
 
 /// A directory that every user can read, removed when dropped.

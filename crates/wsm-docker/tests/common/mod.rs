@@ -137,4 +137,9 @@ pub(crate) fn tidy_up(base: &Path) {
     for id in docker_says(&["network", "ls", "--quiet", "--filter", &filter]).lines() {
         docker(&["network", "rm", id]);
     }
+    // Not those with names, which the next test begins with.
+    let built = format!("label=wsm.builder={owner}");
+    for id in docker_says(&["image", "ls", "--quiet", "--filter", "dangling=true", "--filter", &built]).lines() {
+        docker(&["image", "rm", id]);
+    }
 }

@@ -85,8 +85,13 @@ fn a_command_outlives_its_stream_and_its_group_can_be_killed() {
         let argv = ["setsid", "sh", "-c", "sleep 1000 & echo x; wait"];
         let mut response = sandbox.start_request(&argv).send().await.unwrap();
         let first = response.chunk().await.unwrap().unwrap();
-        let first: Value = serde_json::from_slice(&first[5..5 + usize::from(first[4])]).unwrap();
-        let pid = first["event"]["start"]["pid"].as_u64().unwrap();
+        let said: Value = serde_json::from_slice(&first[5..5 + usize::from(first[4])]).unwrap();
+        let pid = said["event"]["start"]["pid"].as_u64().unwrap();
+        // It leads a group before it says something, and not from its very beginning.
+        let mut heard = first.to_vec();
+        while !heard.windows(6).any(|part| part == b"stdout") {
+            heard.extend(response.chunk().await.unwrap().unwrap());
+        }
         drop(response);
         let list = async || sandbox.call("process.Process/List", json!({})).await.1;
         assert_eq!(list().await["processes"][0]["pid"], pid);

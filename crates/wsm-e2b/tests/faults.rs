@@ -113,7 +113,7 @@ async fn f04_a_command_in_the_background_has_no_deadline_of_the_daemons() {
 async fn f05_a_timeout_leaves_nothing_running() {
     let fixture = fixture!();
     let workspace = fixture.workspace().await;
-    let command = Command::shell("sleep 7772 & setsid sleep 7772 & wait").with_timeout(Duration::from_millis(500));
+    let command = Command::shell("sleep 7772 & setsid sleep 7772 & wait").with_timeout(Duration::from_millis(1500));
     assert_eq!(workspace.exec(command).await.unwrap().status, ExitStatus::TimedOut);
     assert_eq!(alive(&workspace, "7772").await, "0");
 }

@@ -53,7 +53,7 @@ fn headers_bound_a_command() {
         let code = |events: &[(u8, Value)]| events.last().unwrap().1["error"]["code"].clone();
         let argv = &["sh", "-c", "echo x; sleep 1000"][..];
         let before = Instant::now();
-        let events = run("Connect-Timeout-Ms", "300", argv).await;
+        let events = run("Connect-Timeout-Ms", "1000", argv).await;
         assert!(before.elapsed() < Duration::from_secs(5));
         assert_eq!((stdout(&events), code(&events)), (b"x\n".to_vec(), json!("deadline_exceeded")));
         let events = run("Connect-Timeout-Ms", "0", argv).await;

@@ -116,7 +116,7 @@ async fn every_operation_is_one_run_of_the_program() {
         assert!(result.stdout.bytes == bytes && result.stderr.to_text() == "two\n");
         let missing = client.exec(Command::new("no-such-program")).await.unwrap_err();
         assert_eq!(missing.code(), "program_not_found");
-        let slow = Command::shell("echo begun; sleep 600").with_timeout(Duration::from_millis(300));
+        let slow = Command::shell("echo begun; sleep 600").with_timeout(Duration::from_secs(1));
         let result = client.exec(slow).await.unwrap();
         assert!(matches!(result.status, ExitStatus::TimedOut), "{:?}", result.status);
         assert_eq!(result.stdout.to_text(), "begun\n");

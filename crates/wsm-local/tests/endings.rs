@@ -28,7 +28,7 @@ const ESCAPES: [(&str, &str); 6] = [
 async fn a_timeout_ends_the_whole_tree() {
     for (who, line) in ESCAPES {
         let fixture = Fixture::new().await;
-        let command = Command::shell(line).with_timeout(Duration::from_millis(300));
+        let command = Command::shell(line).with_timeout(Duration::from_secs(1));
         let result = soon("the command ends", fixture.exec(command)).await;
         assert_eq!(result.status, ExitStatus::TimedOut, "{who}");
         assert!(!is_alive(fixture.pid_in("pid").await), "{who} survived");
@@ -97,7 +97,7 @@ async fn suspend_leaves_other_workspaces_alone() {
 async fn clean_up_traps_run_before_the_kill() {
     let fixture = Fixture::new().await;
     let line = "trap 'echo cleaned; touch cleaned; exit' TERM; echo ready; while :; do sleep 0.01; done";
-    let result = fixture.exec(Command::shell(line).with_timeout(Duration::from_millis(300))).await;
+    let result = fixture.exec(Command::shell(line).with_timeout(Duration::from_secs(1))).await;
     assert_eq!(result.status, ExitStatus::TimedOut);
     assert_eq!(result.stdout.to_text(), "ready\ncleaned\n");
     assert!(fixture.host_path("cleaned").exists());
@@ -108,16 +108,16 @@ async fn what_ignores_the_request_to_end_is_killed_after_the_grace() {
     let fixture = Fixture::new().await;
     let line = "trap '' TERM; echo before; while :; do sleep 600; done";
     let started = Instant::now();
-    let result = soon("it ends", fixture.exec(Command::shell(line).with_timeout(Duration::from_millis(100)))).await;
+    let result = soon("it ends", fixture.exec(Command::shell(line).with_timeout(Duration::from_secs(1)))).await;
     assert_eq!((result.status, result.stdout.to_text()), (ExitStatus::TimedOut, "before\n".to_owned()));
-    assert!(started.elapsed() >= Duration::from_millis(100) + GRACE);
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(started.elapsed() >= Duration::from_secs(1) + GRACE);
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }
 
 #[test(tokio::test)]
 async fn a_stopped_command_is_ended_as_well() {
     let fixture = Fixture::new().await;
-    let command = Command::shell("echo $$ > pid; kill -STOP $$").with_timeout(Duration::from_millis(300));
+    let command = Command::shell("echo $$ > pid; kill -STOP $$").with_timeout(Duration::from_secs(1));
     assert_eq!(soon("it ends", fixture.exec(command)).await.status, ExitStatus::TimedOut);
     assert!(!is_alive(fixture.pid_in("pid").await));
 }
@@ -126,7 +126,7 @@ async fn a_stopped_command_is_ended_as_well() {
 async fn a_command_that_forks_all_the_time_is_ended() {
     let fixture = Fixture::new().await;
     let line = "trap '' TERM; echo $$ > pid; while :; do setsid sh -c 'trap \"\" TERM; sleep 0.05; exec sleep 600' & sleep 0.01; done";
-    let result = soon("it ends", fixture.exec(Command::shell(line).with_timeout(Duration::from_millis(500)))).await;
+    let result = soon("it ends", fixture.exec(Command::shell(line).with_timeout(Duration::from_secs(1)))).await;
     assert_eq!(result.status, ExitStatus::TimedOut);
     assert_eq!(survivors(&fixture), Vec::<String>::new());
 }
@@ -145,7 +145,7 @@ fn survivors(fixture: &Fixture) -> Vec<String> {
 #[test(tokio::test)]
 async fn a_deadline_holds_although_nobody_reads() {
     let fixture = Fixture::new().await;
-    let command = Command::shell("echo $$ > pid; yes").with_timeout(Duration::from_millis(200));
+    let command = Command::shell("echo $$ > pid; yes").with_timeout(Duration::from_secs(1));
     let process = fixture.workspace.spawn(command).await.unwrap();
     let pid = fixture.pid_in("pid").await;
     wait_for_death(pid).await;

@@ -78,7 +78,7 @@ async fn a_signal_is_told_with_its_number(context: Context) {
 async fn a_timeout_keeps_the_output_so_far(context: Context) {
     let workspace = context.workspace().await;
     let before = Instant::now();
-    let command = Command::shell("echo before; sleep 30").with_timeout(Duration::from_millis(700));
+    let command = Command::shell("echo before; sleep 30").with_timeout(Duration::from_millis(1500));
     let result = exec(&workspace, command).await;
     assert_eq!((result.status, result.stdout.to_text().as_str()), (ExitStatus::TimedOut, "before\n"));
     assert!(before.elapsed() < Duration::from_secs(20), "it took {:?}", before.elapsed());
@@ -98,7 +98,7 @@ async fn a_timeout_ends_the_whole_tree(context: Context) {
 async fn a_timeout_lets_the_command_clean_up_first(context: Context) {
     let workspace = context.workspace().await;
     let line = "trap 'echo cleaned > mark; exit 0' TERM; sleep 300 & wait";
-    let result = exec(&workspace, Command::shell(line).with_timeout(Duration::from_millis(700))).await;
+    let result = exec(&workspace, Command::shell(line).with_timeout(Duration::from_millis(1500))).await;
     assert_eq!(result.status, ExitStatus::TimedOut);
     assert_eq!(text(&workspace, "mark").await, "cleaned\n");
 }
@@ -201,7 +201,7 @@ async fn dropping_the_call_ends_the_tree(context: Context) {
     let workspace = context.workspace().await;
     write(&workspace, "pids", "").await;
     let line = "echo $$ > pids; setsid sh -c 'echo $$ >> pids; exec sleep 300' & wait";
-    let dropped = timeout(Duration::from_millis(1500), sh(&workspace, line)).await;
+    let dropped = timeout(Duration::from_millis(2500), sh(&workspace, line)).await;
     assert!(dropped.is_err(), "it was still running");
     assert_eq!(text(&workspace, "pids").await.lines().count(), 2, "both ran");
     eventually("the tree is gone", async || alive(&workspace, "pids").await.is_empty()).await;

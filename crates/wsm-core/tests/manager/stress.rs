@@ -61,7 +61,7 @@ async fn users_evictions_and_closings_on_many_threads_never_meet() {
 async fn hits_go_on_while_fifty_others_are_opening() {
     let (manager, engine) = manager_with(settings().with_max_provisioning(64)).await;
     drop(get(&manager, "hot").await.unwrap());
-    engine.plant(Fault::times(Operation::Open, Effect::Delay(Duration::from_secs(1)), 50));
+    engine.plant(Fault::times(Operation::Open, Effect::Delay(Duration::from_secs(4)), 50));
     let slow: Vec<_> = (0..50)
         .map(|number| {
             let manager = manager.clone();
@@ -77,7 +77,7 @@ async fn hits_go_on_while_fifty_others_are_opening() {
         drop(get(&manager, "hot").await.unwrap());
         slowest = slowest.max(before.elapsed());
     }
-    assert!(slowest < Duration::from_millis(500), "a hit waited {slowest:?} for an opening");
+    assert!(slowest < Duration::from_secs(2), "a hit waited {slowest:?} for an opening");
     for task in slow {
         task.await.unwrap().unwrap();
     }

@@ -136,7 +136,7 @@ async fn h01_what_a_crashed_server_has_started_ends_with_it() {
 async fn closing_ends_all_servers_at_once() {
     let setup = setup().await;
     let mut pids = Vec::new();
-    for number in 0..5 {
+    for number in 0..12 {
         let key = key("session", &number.to_string());
         setup.mcp.register(&key, &setup.fixture("stubborn"), &McpHeaders::new()).await.unwrap();
         pids.push(setup.text(&key, "pid", json!({})).await);
@@ -144,7 +144,7 @@ async fn closing_ends_all_servers_at_once() {
     let begun = Instant::now();
     setup.registry.close().await;
     // Each of them has half a second to end by itself.
-    assert!(begun.elapsed() < Duration::from_millis(2500), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert!(pids.iter().all(|pid| !is_alive(pid)));
     let error = setup.mcp.register(&key("session", "new"), &setup.fixture("well"), &McpHeaders::new()).await;
     assert_eq!(error.unwrap_err().kind(), ErrorKind::ShuttingDown);

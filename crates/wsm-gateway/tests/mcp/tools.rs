@@ -87,7 +87,7 @@ async fn calls_of_one_server_run_at_once() {
     let setup = setup().await;
     let key = setup.register("a").await;
     let begun = Instant::now();
-    let slow = futures::future::join_all((0..20).map(|_| setup.text(&key, "sleep", json!({"ms": 500}))));
+    let slow = futures::future::join_all((0..20).map(|_| setup.text(&key, "sleep", json!({"ms": 2000}))));
     let quick = async {
         for number in 0..50 {
             assert_eq!(setup.text(&key, "echo", json!({"text": number.to_string()})).await, number.to_string());
@@ -96,8 +96,8 @@ async fn calls_of_one_server_run_at_once() {
     };
     let (slow, quick) = tokio::join!(slow, quick);
     assert!(slow.iter().all(|text| text == "slept"));
-    assert!(quick < Duration::from_millis(500), "{quick:?}");
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(quick < Duration::from_secs(2), "{quick:?}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     setup.close().await;
 }
 

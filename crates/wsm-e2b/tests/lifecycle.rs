@@ -40,12 +40,12 @@ fn operations(fake: &FakeE2b) -> Vec<Operation> {
 async fn a_creation_waits_for_no_more_than_three_answers() {
     let fixture = fixture!();
     for operation in [Operation::Create, Operation::List, Operation::Start] {
-        fixture.fake.faults().push(Fault::new(operation, What::Delay { ms: 1000 }).times(2));
+        fixture.fake.faults().push(Fault::new(operation, What::Delay { ms: 2500 }).times(2));
     }
     let before = Instant::now();
     fixture.workspace().await;
     let took = before.elapsed();
-    assert!(took < Duration::from_millis(3900), "list, create, and the first command beside the last list: {took:?}");
+    assert!(took < Duration::from_millis(9900), "list, create, and the first command beside the last list: {took:?}");
 }
 
 #[tokio::test]

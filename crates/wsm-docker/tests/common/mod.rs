@@ -137,4 +137,9 @@ pub(crate) fn tidy_up(base: &Path) {
     for id in docker_says(&["network", "ls", "--quiet", "--filter", &filter]).lines() {
         docker(&["network", "rm", id]);
     }
+    // Stages of images, which have no name. The images themselves serve other tests, too.
+    let filter = format!("label=wsm.builder={owner}");
+    for id in docker_says(&["images", "--quiet", "--filter", &filter, "--filter", "dangling=true"]).lines() {
+        docker(&["image", "rm", id]);
+    }
 }

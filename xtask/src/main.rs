@@ -53,7 +53,7 @@ enum Task {
     },
     /// Feeds what reads bytes from outside with bytes that nobody has thought of.
     Fuzz {
-        /// What to feed: frames, messages, members. All when none is named.
+        /// What to feed: frames, messages, members, envelopes. All when none is named.
         targets: Vec<String>,
         /// Seconds for each.
         #[arg(long, default_value_t = 60)]

@@ -7,7 +7,7 @@ mod common;
 
 use std::{fs, net::TcpListener, os::unix::fs::MetadataExt, path::Path, sync::Arc};
 
-use common::{Sandboxed, inits};
+use common::{Sandboxed, inits, unique};
 use rustix::process::geteuid;
 use wsm_bubblewrap::{BubblewrapConfig, Network};
 use wsm_core::{ErrorKind, ExitStatus, WorkspaceExt};
@@ -245,7 +245,8 @@ async fn only_directories_that_are_named_are_shown_and_not_for_writing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_never_runs_as_root_and_each_has_its_own_user() {
     let Some(sandboxed) = Sandboxed::new(|config| config).await else { return };
-    let (one, two) = (sandboxed.open("one").await, sandboxed.open("two").await);
+    let (first, second) = (unique("one"), unique("two"));
+    let (one, two) = (sandboxed.open(&first).await, sandboxed.open(&second).await);
     let uid_of = |id: &str| {
         let init = inits(id)[0].as_raw_nonzero();
         let status = fs::read_to_string(format!("/proc/{init}/status")).unwrap();
@@ -256,24 +257,24 @@ async fn a_sandbox_never_runs_as_root_and_each_has_its_own_user() {
     };
     one.write_bytes("d/f", "x".into()).await.unwrap();
     one.sh("mkdir -p e; echo y > e/g; ln -s f l").await.unwrap();
-    let files = sandboxed.directory("one");
+    let files = sandboxed.directory(&first);
     assert_eq!(
         fs::read_to_string(files.join("d/f")).unwrap() + &fs::read_to_string(files.join("e/g")).unwrap(),
         "xy\n"
     );
     for path in ["", "d", "d/f", "e/g", "l"] {
-        assert_eq!(fs::symlink_metadata(files.join(path)).unwrap().uid(), uid_of("one"), "{path}");
+        assert_eq!(fs::symlink_metadata(files.join(path)).unwrap().uid(), uid_of(&first), "{path}");
     }
     assert_eq!(fs::metadata(&files).unwrap().mode() & 0o777, 0o700);
     if geteuid().is_root() {
-        assert_ne!(uid_of("one"), uid_of("two"));
-        let before = uid_of("two");
+        assert_ne!(uid_of(&first), uid_of(&second));
+        let before = uid_of(&second);
         two.suspend().await.unwrap();
-        let again = sandboxed.open("two").await;
-        assert_eq!(uid_of("two"), before, "it keeps it");
+        let again = sandboxed.open(&second).await;
+        assert_eq!(uid_of(&second), before, "it keeps it");
         drop(again);
     } else {
-        assert_eq!(uid_of("one"), geteuid().as_raw());
+        assert_eq!(uid_of(&first), geteuid().as_raw());
     }
 }
 
@@ -305,10 +306,12 @@ async fn what_ends_everything_inside_ends_one_command_at_most() {
     let workspace = Arc::new(sandboxed.open("w").await);
     let victim = {
         let workspace = Arc::clone(&workspace);
-        async move { workspace.sh("sleep 60").await.unwrap() }
+        async move { workspace.sh("touch begun; sleep 60").await.unwrap() }
     };
     let killer = async {
-        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        while workspace.stat("begun").await.is_err() {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
         workspace.sh("kill -9 -1").await.unwrap()
     };
     let (victim, _) = tokio::join!(victim, killer);

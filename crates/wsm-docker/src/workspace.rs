@@ -70,6 +70,12 @@ impl Sandbox for Live {
             Some(Seen { is_running: false, cause, .. }) => return Ok(Some(cause)),
             // Somebody else has started it again, and nothing is blocked in its new network.
             Some(Seen { started_at, .. }) if started_at != self.started_at => return Ok(Some(Cause::Killed)),
+            // It is all there, and nothing in it answers.
+            Some(Seen { is_paused: true, .. }) => {
+                let message =
+                    "somebody has paused the container: `docker unpause` lets it go on, as does the next opening";
+                return Err(Error::new(ErrorKind::Unavailable, message).with_code("container_paused"));
+            }
             Some(_) => {}
         }
         blocking(move || match self.directory.open() {

@@ -23,8 +23,14 @@ async fn workspaces_do_not_reach_each_other() {
     let (mine, other) = (unique("mine"), unique("other"));
     let (workspace, neighbour) = (contained.open(&mine).await, contained.open(&other).await);
     neighbour.write_bytes("secret", "s3cret".into()).await.unwrap();
-    neighbour.sh("python3 -m http.server 8000 > /dev/null 2>&1 & sleep 1").await.unwrap();
-    assert_eq!(neighbour.sh(&connect("127.0.0.1", 8000)).await.unwrap().stdout.to_text(), "True\n", "it listens");
+    neighbour.sh("python3 -m http.server 8000 > /dev/null 2>&1 &").await.unwrap();
+    let listens = async || neighbour.sh(&connect("127.0.0.1", 8000)).await.unwrap().stdout.to_text() == "True\n";
+    let listening = async {
+        while !listens().await {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), listening).await.expect("it listens");
     let address = docker_says(&[
         "inspect",
         "--format",

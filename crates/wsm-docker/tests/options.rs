@@ -346,9 +346,11 @@ async fn node_is_there_unless_it_is_left_out() {
     assert_eq!(workspace.sh("python3 -c 'print(1)'").await.unwrap().stdout.to_text(), "1\n");
 }
 
-/// A port that nobody has at this moment.
+/// A port that nobody has at this moment, from below those that the system gives to whoever asks for any, as each connection to
+/// the outside does.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
+    (first..32_768).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

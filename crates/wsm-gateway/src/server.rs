@@ -319,9 +319,24 @@ impl Task {
             }
             ExitStatus::Unknown { reason: "the gateway lost sight of the command".to_owned() }
         };
+        // Apart from the feeding, since a command that does not read is to hear signals all the same.
+        let (to_feed, mut fed) = mpsc::unbounded_channel();
+        let listen = async {
+            while let Some(event) = events.recv().await {
+                let ClientEvent::Signal(SignalRequest(signal)) = event else {
+                    let _ = to_feed.send(event);
+                    continue;
+                };
+                // What was said before comes first, if it is read.
+                tokio::task::yield_now().await;
+                if let Err(error) = control.signal(signal).await {
+                    tracing::warn!(%error, "a signal could not be sent");
+                }
+            }
+        };
         let feed = async {
             let mut open = true;
-            while let Some(event) = events.recv().await {
+            while let Some(event) = fed.recv().await {
                 match event {
                     ClientEvent::Data(bytes) => {
                         // What a command does not read is dropped; its end tells what happened.
@@ -330,22 +345,20 @@ impl Task {
                         // At most one frame's worth.
                         frames.send(Frame::credit(stream, bytes.len() as u32));
                     }
-                    ClientEvent::Finish => {
+                    ClientEvent::Finish | ClientEvent::Signal(_) => {
                         open = false;
                         let _ = stdin.shutdown().await;
                     }
-                    ClientEvent::Signal(SignalRequest(signal)) => {
-                        if let Err(error) = control.signal(signal).await {
-                            tracing::warn!(%error, "a signal could not be sent");
-                        }
-                    }
                 }
             }
+        };
+        let serve = async {
+            tokio::join!(listen, feed);
             std::future::pending::<()>().await;
         };
         let status = tokio::select! {
             status = forward => status,
-            () = feed => return,
+            () = serve => return,
         };
         if let Ok(frame) = Frame::json(Kind::End, stream, &End::Exit(status)) {
             frames.send(frame);

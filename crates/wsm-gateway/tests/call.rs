@@ -191,6 +191,20 @@ fn sleeping(seconds: &str) -> Option<Pid> {
     Pid::from_raw(pids.next()?)
 }
 
+#[tokio::test]
+async fn a_command_that_does_not_read_hears_signals_all_the_same() {
+    let setup = Setup::new().await;
+    let client = connect(setup.workspaces()[0].clone()).await;
+    for signal in [Signal::Terminate, Signal::Kill] {
+        let mut sleeping = client.spawn(&Command::from_argv(["sleep", "600"])).await.unwrap();
+        // More than the pipes on the way hold, and less than may be under way.
+        sleeping.stdin.write_all(&[0; 500_000]).await.unwrap();
+        sleeping.control.signal(signal).await.unwrap();
+        let end = timeout(PATIENCE, sleeping.output.next()).await.expect("it ends");
+        assert!(matches!(end, Some(ProcessEvent::End(status)) if !status.success()), "{signal:?}");
+    }
+}
+
 async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let wait = async {
         while !condition() {

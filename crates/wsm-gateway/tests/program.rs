@@ -17,6 +17,7 @@ use futures::StreamExt;
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use support::{Gated, Gateway, Inside, Way};
 use tokio::{
+    io::AsyncWriteExt,
     process::Command as Program,
     time::{sleep, timeout},
 };
@@ -404,6 +405,19 @@ async fn a_killed_gateway_is_never_a_success_and_one_that_is_started_again_is_fo
     assert!(socket.exists(), "what a killed gateway leaves behind must not stop the next one");
     let _again = start_listening(&socket, workdir);
     eventually("the gateway is back", async || workspace.sh("true").await.is_ok_and(|r| r.status.success())).await;
+}
+
+#[tokio::test]
+async fn a_command_that_does_not_read_hears_signals_all_the_same() {
+    let gateway = start_pair(program(), &[]);
+    let workspace = drive(&gateway).await;
+    let mut sleeping = workspace.spawn(Command::from_argv(["sleep", "600"])).await.unwrap();
+    // More than a pipe holds, and less than may be under way.
+    sleeping.stdin.write_all(&[0; 300_000]).await.unwrap();
+    sleeping.control.signal(wsm_core::Signal::Terminate).await.unwrap();
+    let end = timeout(PATIENCE, sleeping.output.next()).await.expect("it ends");
+    assert_eq!(end, Some(ProcessEvent::End(ExitStatus::Signaled { signal: 15 })));
+    workspace.suspend().await.unwrap();
 }
 
 #[tokio::test]

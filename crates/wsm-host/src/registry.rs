@@ -11,14 +11,14 @@ use wsm_core::WorkspaceId;
 #[derive(Debug)]
 pub struct Registry<L> {
     live: Mutex<HashMap<WorkspaceId, Arc<L>>>,
-    turns: Turns,
+    turns: Arc<Turns>,
 }
 
 type Turns = Mutex<HashMap<WorkspaceId, Arc<AsyncMutex<()>>>>;
 
 impl<L> Default for Registry<L> {
     fn default() -> Self {
-        Self { live: Mutex::default(), turns: Mutex::default() }
+        Self { live: Mutex::default(), turns: Arc::default() }
     }
 }
 
@@ -56,10 +56,10 @@ impl<L> Registry<L> {
     /// # Cancel safety
     ///
     /// Dropping the wait gives the place in the queue up.
-    pub async fn turn(&self, id: &WorkspaceId) -> Turn<'_> {
+    pub async fn turn(&self, id: &WorkspaceId) -> Turn {
         let lock = Arc::clone(self.turns.lock().entry(id.clone()).or_default());
         // Made before the wait, so that a dropped wait cleans up as well.
-        let mut turn = Turn { turns: &self.turns, id: id.clone(), guard: None };
+        let mut turn = Turn { turns: Arc::clone(&self.turns), id: id.clone(), guard: None };
         turn.guard = Some(lock.lock_owned().await);
         turn
     }
@@ -67,13 +67,13 @@ impl<L> Registry<L> {
 
 /// The right to open or end one workspace, until dropped.
 #[derive(Debug)]
-pub struct Turn<'a> {
-    turns: &'a Turns,
+pub struct Turn {
+    turns: Arc<Turns>,
     id: WorkspaceId,
     guard: Option<OwnedMutexGuard<()>>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Turn {
     fn drop(&mut self) {
         drop(self.guard.take());
         let mut turns = self.turns.lock();

@@ -106,18 +106,6 @@ pub fn gateway_missing<S: Sandbox>() -> Error {
     Error::new(ErrorKind::Unsupported, message).with_code("gateway_missing")
 }
 
-/// Ends a sandbox in its turn: an opening of the same id waits for that.
-async fn end<S: Sandbox>(sandbox: &Arc<S>, registry: &Registry<S>) -> Result<()> {
-    let id = &sandbox.info().id;
-    let _turn = registry.turn(id).await;
-    if registry.holds(id, sandbox) {
-        Arc::clone(sandbox).end().await?;
-        registry.remove(id, sandbox);
-    }
-    // Else it has ended already, and what runs there now is of a later opening.
-    Ok(())
-}
-
 #[deny(clippy::missing_trait_methods)]
 #[async_trait]
 impl<S: Sandbox> Workspace for SandboxWorkspace<S> {
@@ -186,10 +174,23 @@ impl<S: Sandbox> ManagedWorkspace for SandboxWorkspace<S> {
             self.check()?;
         }
         let (sandbox, registry) = (Arc::clone(&self.sandbox), Arc::clone(&self.registry));
-        // What has begun to end goes on to, whether or not anybody waits for it. So an opening of the same id does not find
-        // it running, only to see it end.
-        let ended = self.tasks.spawn(async move { end(&sandbox, &registry).await }).await;
-        ended.unwrap_or_else(|_| Err(Error::new(ErrorKind::Backend, "the workspace's end did not come to an end")))?;
+        // An opening of the same id waits for the end of this one. Waited for here, so that nothing begins to end once nobody
+        // waits for it any more: an opening may have had its turn meanwhile, and found it running.
+        let turn = registry.turn(&sandbox.info().id).await;
+        // What has begun to end goes on to, whether or not anybody waits for it.
+        let ended = self.tasks.spawn(async move {
+            let _turn = turn;
+            let id = &sandbox.info().id;
+            if registry.holds(id, &sandbox) {
+                Arc::clone(&sandbox).end().await?;
+                registry.remove(id, &sandbox);
+            }
+            // Else it has ended already, and what runs there now is of a later opening.
+            Ok(())
+        });
+        ended
+            .await
+            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Backend, "the workspace's end did not come to an end")))?;
         Ok(None)
     }
 
@@ -209,5 +210,60 @@ impl<S: Sandbox> ManagedWorkspace for SandboxWorkspace<S> {
     async fn keep_alive(&self, _: Duration) -> Result<Option<Duration>> {
         self.check()?;
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use wsm_core::WorkspaceId;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Fake(WorkspaceInfo);
+
+    #[async_trait]
+    impl Sandbox for Fake {
+        const NOUN: &'static str = "a fake";
+
+        const CAPABILITIES: Capabilities = Capabilities::NONE;
+
+        fn info(&self) -> &WorkspaceInfo {
+            &self.0
+        }
+
+        async fn connect(self: Arc<Self>) -> Result<Connection> {
+            Err(Error::unsupported("connect"))
+        }
+
+        async fn death(self: Arc<Self>) -> Result<Option<Cause>> {
+            Ok(None)
+        }
+
+        async fn end(self: Arc<Self>) -> Result<()> {
+            tokio::task::yield_now().await;
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn an_end_that_nobody_waits_for_goes_on_before_the_next_opening_or_does_not_begin() {
+        let (id, registry, tasks) = (WorkspaceId::random(), Arc::new(Registry::default()), TaskTracker::new());
+        let sandbox = Arc::new(Fake(WorkspaceInfo::new(id.clone(), "fake", "/")));
+        registry.insert(id.clone(), Arc::clone(&sandbox));
+        let workspace = SandboxWorkspace::new(Arc::clone(&sandbox), Arc::clone(&registry), tasks.clone());
+        // An opening has its turn, and finds it running.
+        let turn = registry.turn(&id).await;
+        assert!(workspace.suspend().now_or_never().is_none());
+        drop(turn);
+        tasks.close();
+        tasks.wait().await;
+        assert!(registry.holds(&id, &sandbox), "what was opened does not end under its user");
+        // Without one, the end has its turn from the first moment on.
+        assert!(workspace.suspend().now_or_never().is_none());
+        let turn = registry.turn(&id).await;
+        assert!(!registry.is_open(&id), "what is opened next is another one");
+        drop(turn);
     }
 }

@@ -83,17 +83,24 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Some programs look at every file that they might have open, and commands inherit the limit.
+const MOST_FILES: u64 = 65_536;
+
 /// Workspaces, clients and streams take open files, many at a time, and the usual limit of 1,024 is one that every process may
-/// raise to what the machine allows. Commands of the `local` backend inherit it.
+/// raise to what the machine allows. Commands of the `local` backend inherit it, and so do sandboxes.
 fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
-    if limit.current == limit.maximum {
-        return;
-    }
-    match setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        Ok(()) => tracing::debug!(from = limit.current, to = limit.maximum, "more files may be open at once"),
+    let Some(most) = raised(&limit) else { return };
+    match setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit }) {
+        Ok(()) => tracing::debug!(from = limit.current, to = most, "more files may be open at once"),
         Err(error) => tracing::warn!(limit = limit.current, %error, "the limit of open files can not be raised"),
     }
+}
+
+/// To what a limit is raised; none where it is high enough, or as high as may be.
+fn raised(limit: &Rlimit) -> Option<u64> {
+    let most = limit.maximum.map_or(MOST_FILES, |most| most.min(MOST_FILES));
+    limit.current.is_some_and(|current| current < most).then_some(most)
 }
 
 /// Nobody beyond this machine may be let in without being asked who they are.
@@ -139,4 +146,20 @@ async fn listen_and_serve(app: &App, settings: &Settings, signals: &mut Signals)
 fn leave_at_once(signal: Signal) -> ! {
     tracing::warn!("stopping at once: workspaces may still be open");
     std::process::exit(exit_code(signal).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_files_is_raised_and_not_beyond_measure() {
+        let from_to = |current, maximum| raised(&Rlimit { current, maximum });
+        assert_eq!(from_to(Some(1024), Some(4096)), Some(4096));
+        assert_eq!(from_to(Some(1024), Some(1 << 30)), Some(MOST_FILES));
+        assert_eq!(from_to(Some(1024), None), Some(MOST_FILES));
+        for enough in [(Some(4096), Some(4096)), (Some(1 << 20), Some(1 << 30)), (None, None)] {
+            assert_eq!(from_to(enough.0, enough.1), None);
+        }
+    }
 }

@@ -47,6 +47,11 @@ pub(crate) fn require_bwrap() -> Result<(), Unavailable> {
     }
 }
 
+/// An id that no other run of a test has: sandboxes are found by it among all processes of the machine.
+pub(crate) fn unique(name: &str) -> String {
+    format!("{name}-{}", WorkspaceId::random())
+}
+
 /// A directory for workspaces that every user can get to.
 pub(crate) fn basedir() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()

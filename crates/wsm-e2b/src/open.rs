@@ -17,7 +17,7 @@ use crate::{
     control::{Listed, Reached, outcome_is_lost, outcome_is_unknown},
     envd::Daemon,
     error::{Failure, control, creation},
-    guest::{MARK, Marker, PROBE, Probed},
+    guest::{ENTERED_ONCE, MARK, Marker, PROBE, Probed},
     metadata::{self, Attempt, Read},
     sandbox::{Attached, Parts, SECOND_LOOK, Sandbox, Trouble},
     workspace::{E2bWorkspace, Kept},
@@ -307,7 +307,7 @@ impl Opening {
         }
         match self.choose(listed) {
             Choice::This { chosen, losers } if chosen.id == made.id => match self.kept_beside(&made, &losers).await? {
-                Some(other) if self.is_unused(&made, &opened).await => {
+                Some(other) if self.is_unused(&opened).await => {
                     self.discard(&made).await?;
                     self.attach_instead(opened, other).await
                 }
@@ -317,7 +317,7 @@ impl Opening {
                 }
             },
             Choice::This { chosen, .. } => {
-                if self.is_unused(&made, &opened).await {
+                if self.is_unused(&opened).await {
                     self.discard(&made).await?;
                 } else {
                     // Another one saw this one alone, and has opened it meanwhile.
@@ -358,15 +358,13 @@ impl Opening {
         self.attach(other).await
     }
 
-    /// Whether nobody else has opened what this call has made: every opening counts the marker up. What can not be told is
-    /// used.
-    async fn is_unused(&self, made: &Listed, opened: &Opened) -> bool {
-        let expected = self.shared.recall(&self.request.id).filter(|kept| kept.sandbox == made.id);
-        let marker = format!("{}/marker", Probed::home(&opened.workspace.info().workdir));
-        let command = wsm_core::Command::from_argv(["cat", &marker]).with_timeout(SECOND_LOOK * 10);
+    /// Whether nobody else has opened what this call has made, before it has entered it itself or after. What can not be told
+    /// is used.
+    async fn is_unused(&self, opened: &Opened) -> bool {
+        let entered = format!("{}/entered", Probed::home(&opened.workspace.info().workdir));
+        let command = wsm_core::Command::from_argv(["cat", &entered]).with_timeout(SECOND_LOOK * 10);
         let Ok(read) = opened.workspace.exec(command).await else { return false };
-        let found = Marker::read(&String::from_utf8_lossy(&read.stdout.bytes));
-        found.is_some() && found == expected.map(|kept| kept.marker())
+        read.stdout.bytes == ENTERED_ONCE
     }
 
     /// Kills what this very call has made and nobody has used.

@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use wsm_core::{
     Backend, Command, ErrorKind, ExitStatus, OutcomeKind, RemoveOptions, WorkspaceExt, WriteOptions, byte_stream,
 };
@@ -72,10 +72,12 @@ async fn a_command_that_may_have_run_is_not_run_again() {
     for status in [503, 504] {
         let body = "upstream request timeout".to_owned();
         let what = What::Answer { status, headers: Vec::new(), body, applied: true };
+        let starts = fixture.count(Operation::Start);
         fixture.fake.faults().push(Fault::new(Operation::Start, what));
         let result = sh(&workspace, &format!("echo x >> {status}")).await;
         assert!(matches!(result.status, ExitStatus::Unknown { .. }), "{:?}", result.status);
-        sleep(Duration::from_millis(300)).await;
+        // It is ended twice, since it may still be on its way; what that takes is no fault's to spoil.
+        eventually("it is ended", async || fixture.count(Operation::Start) == starts + 3).await;
         let ran = workspace.read_text(&status.to_string(), 99).await.unwrap_or_default();
         assert!(ran.len() <= 2, "{status}: {ran:?}");
     }
@@ -147,7 +149,13 @@ async fn a_sandbox_made_without_an_answer_is_not_open_to_all_either() {
 
 #[tokio::test]
 async fn a_superfluous_sandbox_that_somebody_has_used_meanwhile_is_not_killed() {
-    let fixture = fixture!();
+    // Used after its maker had entered it, and before.
+    for start in [0, 1500] {
+        used_meanwhile(fixture!(), start).await;
+    }
+}
+
+async fn used_meanwhile(fixture: Fixture, start_takes: u64) {
     fixture.open("w").await;
     let first = fixture.only().id;
     // One makes a second one, since it does not see the first, and is slow to look again; meanwhile another uses it.
@@ -155,6 +163,7 @@ async fn a_superfluous_sandbox_that_somebody_has_used_meanwhile_is_not_killed() 
     faults.push(Fault::new(Operation::List, What::EmptyList));
     faults.push(Fault::new(Operation::List, What::Delay { ms: 2500 }));
     faults.push(Fault::new(Operation::List, What::HideFromList { id: first.clone() }));
+    faults.push(Fault::new(Operation::Start, What::Delay { ms: start_takes }));
     let maker = fixture.another();
     let user = fixture.another();
     let making = open(&maker, "w");

@@ -110,6 +110,23 @@ async fn a_timeout_comes_also_when_the_daemon_hangs() {
 }
 
 #[tokio::test]
+async fn a_timeout_comes_also_when_the_start_is_not_told() {
+    let fixture = fixture!();
+    let workspace = fixture.workspace().await;
+    let hang = What::Lose { applied: true, ending: Ending::Hang };
+    fixture.fake.faults().push(Fault::new(Operation::Start, hang));
+    let before = Instant::now();
+    let line = "echo > begun; sleep 60";
+    let result = workspace.exec(Command::shell(line).with_timeout(Duration::from_secs(2))).await.unwrap();
+    assert_eq!(result.status, ExitStatus::TimedOut);
+    assert!(before.elapsed() < Duration::from_secs(20), "{:?}", before.elapsed());
+    // It had begun, and is ended.
+    assert!(workspace.stat("begun").await.is_ok());
+    let id = fixture.only().id;
+    eventually("it is ended", async || fixture.fake.sandboxes().get(&id).is_some_and(|it| it.processes == 0)).await;
+}
+
+#[tokio::test]
 async fn input_that_was_refused_makes_no_end_out_of_another_input() {
     let fixture = fixture!();
     let workspace = fixture.workspace().await;

@@ -10,11 +10,14 @@ pub(crate) const RUN: &str = "WSM_RUN";
 
 /// Arguments: the owner that claims it or nothing, the marker to begin with or nothing.
 ///
-/// The marker counts openings: one that is lower than it was is one of older files.
+/// The marker counts openings: one that is lower than it was is one of older files. Two that open at once may write the same
+/// one; so each adds a letter of its own to `entered`, too, by which who makes a sandbox knows whether it is the only one. That
+/// is never shortened, so that one who looks late is not deceived.
 pub(crate) const PROBE: &str = r#"
 umask 022
 d=$HOME/.wsm w=$HOME/workspace
 mkdir -p "$d/tmp" "$w" || exit 46
+{ printf x >> "$d/entered"; } 2>/dev/null
 [ -z "$1" ] || (set -C; printf %s "$1" > "$d/owner") 2>/dev/null
 [ -z "$2" ] || (set -C; printf '%s\n' "$2" > "$d/marker") 2>/dev/null
 owner=$(cat "$d/owner" 2>/dev/null)
@@ -33,6 +36,9 @@ esac
 printf 'wsm\n%s\n%s\n%s\n%s\n%s\n' "$w" "$owner" "$marker" "$session" "$now"
 exit 0
 "#;
+
+/// What is in `entered` when a sandbox was opened once only.
+pub(crate) const ENTERED_ONCE: &[u8] = b"x";
 
 /// Arguments: our directory, the new marker.
 pub(crate) const MARK: &str = r#"
@@ -195,7 +201,7 @@ mod tests {
         assert_eq!((full.marker, full.now), (marker(2), marker(2)), "it says what is there");
         let last = probe("", "");
         assert_eq!((last.marker, last.now), (marker(2), marker(3)));
-        assert_eq!(std::fs::read_dir(home.join(".wsm")).unwrap().count(), 2, "the marker and `tmp`");
+        assert_eq!(std::fs::read_dir(home.join(".wsm")).unwrap().count(), 3, "the marker, `entered` and `tmp`");
         std::fs::remove_dir_all(home).unwrap();
     }
 

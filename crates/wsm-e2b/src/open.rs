@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures::future::join;
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use wsm_core::{
     Cause, Encoding, Error, ErrorKind, FOREIGN_OWNER, Loss, OpenRequest, Opened, Outcome, OutcomeKind, Result,
     WorkspaceId, WorkspaceInfo,
@@ -17,7 +17,7 @@ use crate::{
     control::{Listed, Reached, outcome_is_lost, outcome_is_unknown},
     envd::Daemon,
     error::{Failure, control, creation},
-    guest::{MARK, Marker, PROBE, Probed},
+    guest::{ENTERED_ONCE, MARK, Marker, PROBE, Probed},
     metadata::{self, Attempt, Read},
     sandbox::{Attached, Parts, SECOND_LOOK, Sandbox, Trouble},
     workspace::{E2bWorkspace, Kept},
@@ -29,6 +29,8 @@ const MOST_ROUNDS: u32 = 4;
 const SEEN_WITHIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1500)];
 /// Within this time who makes a superfluous sandbox looks into it, and kills it if nobody has used it. So it is not paused before.
 const SETTLED_WITHIN: Duration = Duration::from_secs(5);
+/// How often it is looked whether it has been killed.
+const RIVALS_LOOK: Duration = Duration::from_millis(250);
 
 /// What is said of a sandbox that was paused when its daemon did not answer any more.
 const DEAF: &str = "sandbox_snapshot_guest_agent_unresponsive";
@@ -304,12 +306,18 @@ impl Opening {
             listed.push(made.clone());
         }
         match self.choose(listed) {
-            Choice::This { chosen, losers } if chosen.id == made.id => {
-                self.put_aside(&losers).await?;
-                Ok(Attempted::Opened(opened))
-            }
+            Choice::This { chosen, losers } if chosen.id == made.id => match self.kept_beside(&made, &losers).await? {
+                Some(other) if self.is_unused(&opened).await => {
+                    self.discard(&made).await?;
+                    self.attach_instead(opened, other).await
+                }
+                _ => {
+                    self.put_aside(&losers).await?;
+                    Ok(Attempted::Opened(opened))
+                }
+            },
             Choice::This { chosen, .. } => {
-                if self.is_unused(&made, &opened).await {
+                if self.is_unused(&opened).await {
                     self.discard(&made).await?;
                 } else {
                     // Another one saw this one alone, and has opened it meanwhile.
@@ -317,9 +325,7 @@ impl Opening {
                     self.shared.forget_if(&self.request.id, &made.id);
                     self.put_aside(std::slice::from_ref(&made)).await?;
                 }
-                drop(opened);
-                self.kept = None;
-                self.attach(chosen).await
+                self.attach_instead(opened, chosen).await
             }
             Choice::Foreign(sandbox) => {
                 self.discard(&made).await?;
@@ -329,15 +335,36 @@ impl Opening {
         }
     }
 
-    /// Whether nobody else has opened what this call has made: every opening counts the marker up. What can not be told is
-    /// used.
-    async fn is_unused(&self, made: &Listed, opened: &Opened) -> bool {
-        let expected = self.shared.recall(&self.request.id).filter(|kept| kept.sandbox == made.id);
-        let marker = format!("{}/marker", Probed::home(&opened.workspace.info().workdir));
-        let command = wsm_core::Command::from_argv(["cat", &marker]).with_timeout(SECOND_LOOK * 10);
+    /// One of those that lose, if its maker keeps it. There was none before this creation, so whoever made it did so at the
+    /// same time, and kills it as soon as this one is seen. If that does not happen, this one was in no list yet when its maker
+    /// looked, and what was made there may be in use by now.
+    async fn kept_beside(&self, made: &Listed, losers: &[Listed]) -> Result<Option<Listed>> {
+        let generation = |sandbox: &Listed| Read(&sandbox.metadata).generation();
+        let mut rivals = losers.to_vec();
+        rivals.retain(|loser| generation(loser) == generation(made));
+        let until = Instant::now() + SETTLED_WITHIN;
+        // One that was put away already is not killed any more.
+        while !rivals.is_empty() && rivals.iter().all(|rival| rival.is_running) && Instant::now() < until {
+            sleep(RIVALS_LOOK).await;
+            let listed = self.shared.sandboxes_of(&self.request.id).await?;
+            rivals = listed.into_iter().filter(|listed| rivals.iter().any(|rival| rival.id == listed.id)).collect();
+        }
+        Ok(rivals.into_iter().next())
+    }
+
+    async fn attach_instead(&mut self, opened: Box<Opened>, other: Listed) -> Result<Attempted> {
+        drop(opened);
+        self.kept = None;
+        self.attach(other).await
+    }
+
+    /// Whether nobody else has opened what this call has made, before it has entered it itself or after. What can not be told
+    /// is used.
+    async fn is_unused(&self, opened: &Opened) -> bool {
+        let entered = format!("{}/entered", Probed::home(&opened.workspace.info().workdir));
+        let command = wsm_core::Command::from_argv(["cat", &entered]).with_timeout(SECOND_LOOK * 10);
         let Ok(read) = opened.workspace.exec(command).await else { return false };
-        let found = Marker::read(&String::from_utf8_lossy(&read.stdout.bytes));
-        found.is_some() && found == expected.map(|kept| kept.marker())
+        read.stdout.bytes == ENTERED_ONCE
     }
 
     /// Kills what this very call has made and nobody has used.

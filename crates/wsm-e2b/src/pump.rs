@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, DuplexStream},
     sync::mpsc,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use wsm_core::{
@@ -49,8 +49,14 @@ const LAST_WORD: Duration = Duration::from_secs(2);
 /// How a command began.
 enum Begun {
     Running(u32, Events),
-    /// It may have, or not.
-    Unknown(String),
+    /// It may have, or not; this is all that will be known.
+    Ended(ExitStatus),
+}
+
+impl Begun {
+    fn unknown(reason: impl Into<String>) -> Self {
+        Self::Ended(ExitStatus::Unknown { reason: reason.into() })
+    }
 }
 
 /// A command as it is given to the daemon.
@@ -120,11 +126,20 @@ impl Drop for Unstarted<'_> {
     }
 }
 
-async fn begin(sandbox: &Arc<Sandbox>, plan: &Plan) -> Result<Begun> {
+async fn begin(sandbox: &Arc<Sandbox>, plan: &Plan, deadline: Option<Instant>) -> Result<Begun> {
     let mut patience = Patience::new();
     loop {
         let mut unstarted = Unstarted { sandbox, mark: &plan.mark, armed: true };
-        let started = sandbox.while_alive(sandbox.daemon.start(&plan.start())).await;
+        let start = plan.start();
+        let starting = sandbox.while_alive(sandbox.daemon.start(&start));
+        let started = match deadline {
+            None => starting.await,
+            Some(deadline) => match timeout_at(deadline, starting).await {
+                Ok(started) => started,
+                // What may have begun by now is ended by the guard.
+                Err(_) => return Ok(Begun::Ended(ExitStatus::TimedOut)),
+            },
+        };
         let failure = match started {
             Ok(Ok((pid, events))) => {
                 unstarted.armed = false;
@@ -135,7 +150,7 @@ async fn begin(sandbox: &Arc<Sandbox>, plan: &Plan) -> Result<Begun> {
             Err(gone) => return Err(gone),
         };
         let reach = Reach::of(&failure);
-        unstarted.armed = reach == Reach::Broken;
+        unstarted.armed = matches!(reach, Reach::Broken | Reach::Doubtful);
         if reach == Reach::Answered {
             return Err(not_started(&failure));
         }
@@ -143,26 +158,24 @@ async fn begin(sandbox: &Arc<Sandbox>, plan: &Plan) -> Result<Begun> {
         match (reach, standing) {
             (_, Standing::Unknown(error)) if reach == Reach::NotSent => return Err(error),
             (Reach::NotSent, Standing::Gone(end)) => return Err(gone(end)),
-            (_, Standing::Gone(end)) => return Ok(Begun::Unknown(gone(end).message().to_owned())),
+            (_, Standing::Gone(end)) => return Ok(Begun::unknown(gone(end).message())),
             (Reach::Broken, _) => {
                 let reason = format!("the connection broke off while the command was started: {}", failure.shown());
-                return Ok(Begun::Unknown(reason));
+                return Ok(Begun::unknown(reason));
             }
             (Reach::Doubtful, Standing::Runs) => match runs(sandbox, &plan.mark).await {
-                Ok(false) => {}
+                Ok(false) => unstarted.armed = false,
                 Ok(true) => {
-                    unstarted.armed = true;
-                    return Ok(Begun::Unknown("the sandbox was cut off while the command was started".to_owned()));
+                    return Ok(Begun::unknown("the sandbox was cut off while the command was started"));
                 }
                 Err(error) => {
-                    unstarted.armed = true;
-                    return Ok(Begun::Unknown(format!("it can not be told whether it has begun: {}", error.message())));
+                    return Ok(Begun::unknown(format!("it can not be told whether it has begun: {}", error.message())));
                 }
             },
             (_, Standing::Runs) => {}
             (_, Standing::Unknown(error)) => {
                 unstarted.armed = true;
-                return Ok(Begun::Unknown(format!("it can not be told whether it has begun: {}", error.message())));
+                return Ok(Begun::unknown(format!("it can not be told whether it has begun: {}", error.message())));
             }
         }
         if !patience.again().await {
@@ -209,10 +222,10 @@ async fn start(attached: &Attached, command: &Command, with_stdin: bool) -> Resu
     let plan = Plan::new(attached, command, with_stdin)?;
     let deadline = command.timeout.map(|limit| Instant::now() + limit);
     let (sender, events) = mpsc::channel(WAITING);
-    let (pid, incoming) = match begin(sandbox, &plan).await? {
+    let (pid, incoming) = match begin(sandbox, &plan, deadline).await? {
         Begun::Running(pid, incoming) => (pid, incoming),
-        Begun::Unknown(reason) => {
-            let _ = sender.try_send(ProcessEvent::End(ExitStatus::Unknown { reason }));
+        Begun::Ended(status) => {
+            let _ = sender.try_send(ProcessEvent::End(status));
             let control = Arc::new(Control { attached: attached.clone(), pid: None, ended: CancellationToken::new() });
             control.ended.cancel();
             return Ok(Started { events, stdin: Box::pin(tokio::io::sink()), control });
@@ -295,7 +308,7 @@ pub(crate) async fn spawn(attached: &Attached, command: Command) -> Result<Proce
     let until = Instant::now() + LAST_WORD * 2;
     // It may say so in pieces.
     while is_missing && first.is_empty() || may_be_refusal(&first) {
-        match tokio::time::timeout_at(until, events.recv()).await {
+        match timeout_at(until, events.recv()).await {
             Ok(Some(event)) => first.push(event),
             Ok(None) | Err(_) => break,
         }

@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use wsm_core::{
     Backend, Command, ErrorKind, ExitStatus, OutcomeKind, RemoveOptions, WorkspaceExt, WriteOptions, byte_stream,
 };
@@ -72,10 +72,12 @@ async fn a_command_that_may_have_run_is_not_run_again() {
     for status in [503, 504] {
         let body = "upstream request timeout".to_owned();
         let what = What::Answer { status, headers: Vec::new(), body, applied: true };
+        let starts = fixture.count(Operation::Start);
         fixture.fake.faults().push(Fault::new(Operation::Start, what));
         let result = sh(&workspace, &format!("echo x >> {status}")).await;
         assert!(matches!(result.status, ExitStatus::Unknown { .. }), "{:?}", result.status);
-        sleep(Duration::from_millis(300)).await;
+        // It is ended twice, since it may still be on its way; what that takes is no fault's to spoil.
+        eventually("it is ended", async || fixture.count(Operation::Start) == starts + 3).await;
         let ran = workspace.read_text(&status.to_string(), 99).await.unwrap_or_default();
         assert!(ran.len() <= 2, "{status}: {ran:?}");
     }
@@ -105,6 +107,23 @@ async fn a_timeout_comes_also_when_the_daemon_hangs() {
     let result = workspace.exec(Command::shell("sleep 60").with_timeout(Duration::from_millis(300))).await.unwrap();
     assert_eq!(result.status, ExitStatus::TimedOut);
     assert!(before.elapsed() < Duration::from_secs(20), "{:?}", before.elapsed());
+}
+
+#[tokio::test]
+async fn a_timeout_comes_also_when_the_start_is_not_told() {
+    let fixture = fixture!();
+    let workspace = fixture.workspace().await;
+    let hang = What::Lose { applied: true, ending: Ending::Hang };
+    fixture.fake.faults().push(Fault::new(Operation::Start, hang));
+    let before = Instant::now();
+    let line = "echo > begun; sleep 60";
+    let result = workspace.exec(Command::shell(line).with_timeout(Duration::from_secs(2))).await.unwrap();
+    assert_eq!(result.status, ExitStatus::TimedOut);
+    assert!(before.elapsed() < Duration::from_secs(20), "{:?}", before.elapsed());
+    // It had begun, and is ended.
+    assert!(workspace.stat("begun").await.is_ok());
+    let id = fixture.only().id;
+    eventually("it is ended", async || fixture.fake.sandboxes().get(&id).is_some_and(|it| it.processes == 0)).await;
 }
 
 #[tokio::test]
@@ -147,7 +166,13 @@ async fn a_sandbox_made_without_an_answer_is_not_open_to_all_either() {
 
 #[tokio::test]
 async fn a_superfluous_sandbox_that_somebody_has_used_meanwhile_is_not_killed() {
-    let fixture = fixture!();
+    // Used after its maker had entered it, and before.
+    for start in [0, 1500] {
+        used_meanwhile(fixture!(), start).await;
+    }
+}
+
+async fn used_meanwhile(fixture: Fixture, start_takes: u64) {
     fixture.open("w").await;
     let first = fixture.only().id;
     // One makes a second one, since it does not see the first, and is slow to look again; meanwhile another uses it.
@@ -155,6 +180,7 @@ async fn a_superfluous_sandbox_that_somebody_has_used_meanwhile_is_not_killed() 
     faults.push(Fault::new(Operation::List, What::EmptyList));
     faults.push(Fault::new(Operation::List, What::Delay { ms: 2500 }));
     faults.push(Fault::new(Operation::List, What::HideFromList { id: first.clone() }));
+    faults.push(Fault::new(Operation::Start, What::Delay { ms: start_takes }));
     let maker = fixture.another();
     let user = fixture.another();
     let making = open(&maker, "w");

@@ -53,14 +53,12 @@ async fn f01_a_connection_reset_in_a_command_is_an_unknown_outcome_with_the_outp
     assert!(sh(&workspace, "true").await.status.success());
 
     let id = fixture.only().id;
-    let running = sh(&workspace, "sleep 30");
-    let pausing = async {
-        sleep(Duration::from_millis(300)).await;
-        fixture.fake.sandboxes().cut_streams(&id, Ending::Reset).unwrap();
-        fixture.fake.sandboxes().pause(&id).await.unwrap();
-    };
-    let (result, ()) = tokio::join!(running, pausing);
-    let ExitStatus::Unknown { reason } = result.status else { panic!("{:?}", result.status) };
+    let mut process = workspace.spawn(Command::shell("echo begun; sleep 30")).await.unwrap();
+    assert_eq!(process.output.next().await, Some(ProcessEvent::Stdout("begun\n".into())));
+    fixture.fake.sandboxes().cut_streams(&id, Ending::Reset).unwrap();
+    fixture.fake.sandboxes().pause(&id).await.unwrap();
+    let last = process.output.next().await;
+    let Some(ProcessEvent::End(ExitStatus::Unknown { reason })) = last else { panic!("{last:?}") };
     assert!(reason.contains("paused"), "{reason}");
 }
 
@@ -68,20 +66,22 @@ async fn f01_a_connection_reset_in_a_command_is_an_unknown_outcome_with_the_outp
 async fn f02_a_stream_without_an_end_is_never_an_exit() {
     let fixture = fixture!();
     let workspace = fixture.workspace().await;
-    for what in [
-        What::WithoutEnd,
-        What::TruncateEvents { after: 1, ending: Ending::Eof },
-        What::TruncateEvents { after: 2, ending: Ending::Close },
-        What::TruncateEvents { after: 1, ending: Ending::Canceled },
-        What::TruncateBytes { after: 70, ending: Ending::Eof },
-        What::EndWithError { after: 2, code: "unavailable".into(), message: "m".into() },
-        What::Gzip,
+    // What ends the rest of such a command is a command, too, and none that the next fault is meant for. Where the start itself
+    // could not be read, it runs twice.
+    for (what, commands) in [
+        (What::WithoutEnd, 2),
+        (What::TruncateEvents { after: 1, ending: Ending::Eof }, 2),
+        (What::TruncateEvents { after: 2, ending: Ending::Close }, 2),
+        (What::TruncateEvents { after: 1, ending: Ending::Canceled }, 2),
+        (What::TruncateBytes { after: 70, ending: Ending::Eof }, 2),
+        (What::EndWithError { after: 2, code: "unavailable".into(), message: "m".into() }, 2),
+        (What::Gzip, 3),
     ] {
+        fixture.fake.requests().clear();
         fixture.fake.faults().push(Fault::new(Operation::Start, what.clone()));
         let result = sh(&workspace, "echo x; sleep 0.05").await;
         assert!(matches!(result.status, ExitStatus::Unknown { .. }), "{what:?}: {:?}", result.status);
-        // What ends the rest of such a command is a command, too, and none that a fault is meant for.
-        sleep(Duration::from_millis(300)).await;
+        eventually("the rest is ended", async || fixture.count(Operation::Start) == commands).await;
     }
     fixture.fake.faults().push(Fault::new(Operation::Start, What::WithoutExitCode));
     assert_eq!(sh(&workspace, "true").await.status, ExitStatus::Exited { code: 0 });
@@ -337,8 +337,10 @@ async fn f16_what_comes_back_after_a_kill_is_killed_again() {
     fixture.open("w").await;
     fixture.fake.faults().push(Fault::new(Operation::Kill, What::Resurrect { ms: 600 }));
     fixture.backend.destroy(&id("w")).await.unwrap();
-    eventually("it comes back", async || !fixture.fake.sandboxes().all().is_empty()).await;
-    eventually("it is killed again", async || fixture.fake.sandboxes().all().is_empty()).await;
+    eventually("it comes back and is killed again", async || {
+        fixture.count(Operation::Kill) > 1 && fixture.fake.sandboxes().all().is_empty()
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -375,7 +377,7 @@ async fn f18_many_commands_at_once_do_not_wait_for_each_other() {
     let before = Instant::now();
     let results = futures::future::join_all(commands).await;
     assert!(results.iter().all(|result| result.status.success()));
-    assert!(before.elapsed() < Duration::from_secs(20), "{:?}", before.elapsed());
+    assert!(before.elapsed() < Duration::from_secs(60), "four minutes' work took {:?}", before.elapsed());
 }
 
 #[tokio::test]
@@ -507,13 +509,16 @@ async fn f28_one_of_many_commands_is_signalled_and_no_other() {
     let workspace = fixture.workspace().await;
     let mut processes = Vec::new();
     for _ in 0..6 {
-        processes.push(workspace.spawn(Command::from_argv(["sleep", "3"])).await.unwrap());
+        processes.push(workspace.spawn(Command::shell("until [ -e go ]; do sleep 0.1; done")).await.unwrap());
     }
-    processes[4].control.signal(Signal::User1).await.unwrap();
-    for (number, process) in processes.into_iter().enumerate() {
+    let signalled = processes.remove(4);
+    signalled.control.signal(Signal::User1).await.unwrap();
+    let last = signalled.output.collect::<Vec<_>>().await.pop();
+    assert_eq!(last, Some(ProcessEvent::End(ExitStatus::Signaled { signal: 10 })));
+    write(&workspace, "go", "").await;
+    for process in processes {
         let last = process.output.collect::<Vec<_>>().await.pop();
-        let expected = if number == 4 { ExitStatus::Signaled { signal: 10 } } else { ExitStatus::Exited { code: 0 } };
-        assert_eq!(last, Some(ProcessEvent::End(expected)), "command {number}");
+        assert_eq!(last, Some(ProcessEvent::End(ExitStatus::Exited { code: 0 })));
     }
 }
 

@@ -19,7 +19,7 @@ use wsm_core::{
     Scope, WorkspaceExt, WorkspaceManager,
 };
 use wsm_e2b::{E2BWorkspaceManager, E2bBackend};
-use wsm_fake_e2b::{FakeE2b, Fault, Operation, SandboxState, What};
+use wsm_fake_e2b::{Ending, FakeE2b, Fault, Operation, SandboxState, What};
 
 macro_rules! fixture {
     () => {
@@ -37,15 +37,19 @@ fn operations(fake: &FakeE2b) -> Vec<Operation> {
 }
 
 #[tokio::test]
-async fn a_creation_waits_for_no_more_than_three_answers() {
-    let fixture = fixture!();
-    let slow = What::Delay { ms: 3000 };
-    fixture.fake.faults().push(Fault::new(Operation::List, slow.clone()).skip(1));
-    fixture.fake.faults().push(Fault::new(Operation::Start, slow));
-    let before = Instant::now();
-    fixture.workspace().await;
-    let took = before.elapsed();
-    assert!(took < Duration::from_millis(5900), "the first command and the last list go side by side: {took:?}");
+async fn the_list_by_which_replicas_agree_goes_beside_the_first_command() {
+    // The one is asked for while the other has no answer.
+    for (hanging, skip, other, count) in
+        [(Operation::List, 1, Operation::Start, 1), (Operation::Start, 0, Operation::List, 2)]
+    {
+        let fixture = fixture!();
+        let hang = What::Lose { applied: false, ending: Ending::Hang };
+        fixture.fake.faults().push(Fault::new(hanging, hang).skip(skip));
+        tokio::select! {
+            opened = fixture.backend.open(request("w")) => panic!("{opened:?}"),
+            () = eventually("the other is asked for, too", async || fixture.count(other) == count) => {}
+        }
+    }
 }
 
 #[tokio::test]

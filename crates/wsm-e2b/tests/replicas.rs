@@ -115,6 +115,28 @@ async fn two_processes_that_open_one_id_at_once_end_with_one_sandbox() {
     }
 }
 
+#[tokio::test]
+async fn a_creation_that_was_seen_late_gives_way_to_one_that_is_in_use() {
+    let Some(fixture) = Fixture::new().await else { return };
+    let (slow, quick) = (fixture.another(), fixture.another());
+    // Begun first, and in no list until it is answered.
+    fixture.fake.faults().push(Fault::new(Operation::Create, What::DelayAnswer { ms: 2500 }));
+    let making = open(&slow, "w");
+    let using = async {
+        eventually("it is made", async || !fixture.fake.sandboxes().all().is_empty()).await;
+        fixture.fake.faults().push(Fault::new(Operation::List, What::EmptyList).times(2));
+        let opened = open(&quick, "w").await;
+        assert_eq!(opened.outcome.kind, OutcomeKind::Created);
+        write(&opened.workspace, "f", "in use").await;
+        opened.workspace
+    };
+    let (late, used) = tokio::join!(making, using);
+    assert_eq!(late.outcome.kind, OutcomeKind::Reattached);
+    assert_eq!(text(&late.workspace, "f").await, "in use");
+    assert_eq!(text(&used, "f").await, "in use");
+    assert_eq!(fixture.only().state, SandboxState::Running);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_replicas_that_open_many_ids_at_once_end_with_one_sandbox_each() {
     let mut options = Options::default();

@@ -6,12 +6,12 @@ use anyhow::Context;
 use clap::Args;
 use futures::StreamExt;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
     task::JoinSet,
 };
 use wsm_core::{
-    AgentId, Command, Error, ExitStatus, OutcomeKind, Process, ProcessEvent, Scope, SessionId, UserId, WorkspaceHandle,
-    WorkspaceId, WorkspaceManager,
+    AgentId, Command, Error, ExitStatus, OutcomeKind, Process, ProcessControl, ProcessEvent, Scope, SessionId, Signal,
+    UserId, WorkspaceHandle, WorkspaceId, WorkspaceManager,
 };
 
 use super::{
@@ -34,6 +34,8 @@ use crate::{
 
 /// How much of stdin is read at once.
 const CHUNK: usize = 64 << 10;
+/// How long output may wait for who reads it once a signal has come.
+const STUCK: Duration = Duration::from_secs(2);
 
 /// What the help says after the flags.
 pub(super) const HELP: &str = "\
@@ -179,27 +181,57 @@ async fn stream(workspace: &WorkspaceHandle, command: Command, signals: &mut Sig
         let event = tokio::select! {
             event = output.next() => event,
             signal = signals.next() => {
-                if let Err(error) = control.signal(signal).await {
-                    tracing::warn!(error = %error.report(), "the signal did not reach the command");
-                }
+                send(&*control, signal).await;
                 continue;
             }
         };
-        match event {
-            Some(ProcessEvent::Stdout(bytes)) => {
-                stdout.write_all(&bytes).await?;
-                stdout.flush().await?;
+        let given_up = match event {
+            Some(ProcessEvent::Stdout(bytes)) => pass_on(&mut stdout, &bytes, &*control, signals).await?,
+            Some(ProcessEvent::Stderr(bytes)) => pass_on(&mut stderr, &bytes, &*control, signals).await?,
+            Some(ProcessEvent::End(end)) => {
+                status = end;
+                None
             }
-            Some(ProcessEvent::Stderr(bytes)) => {
-                stderr.write_all(&bytes).await?;
-                stderr.flush().await?;
-            }
-            Some(ProcessEvent::End(end)) => status = end,
             None => break,
+        };
+        if let Some(signal) = given_up {
+            helpers.abort_all();
+            return Ok(signals::exit_code(signal));
         }
     }
     helpers.abort_all();
     Ok(exit_codes::of_status(&status))
+}
+
+async fn send(control: &dyn ProcessControl, signal: Signal) {
+    if let Err(error) = control.signal(signal).await {
+        tracing::warn!(error = %error.report(), "the signal did not reach the command");
+    }
+}
+
+/// Writes output. Gives the signal that came while nobody took it, where nobody does so soon after either: without wsm in
+/// between, the command would be gone.
+async fn pass_on(
+    to: &mut (impl AsyncWrite + Unpin),
+    bytes: &[u8],
+    control: &dyn ProcessControl,
+    signals: &mut Signals,
+) -> std::io::Result<Option<Signal>> {
+    let writing = async {
+        to.write_all(bytes).await?;
+        to.flush().await
+    };
+    tokio::pin!(writing);
+    tokio::select! {
+        written = &mut writing => written.map(|()| None),
+        signal = signals.next() => {
+            send(control, signal).await;
+            match tokio::time::timeout(STUCK, writing).await {
+                Ok(written) => written.map(|()| None),
+                Err(_) => Ok(Some(signal)),
+            }
+        }
+    }
 }
 
 /// For backends that can not stream: reads all input, runs the command, prints all output.
@@ -219,6 +251,6 @@ fn warn_of_loss(workspace: &WorkspaceHandle) {
     let outcome = &workspace.opening().outcome;
     if outcome.kind == OutcomeKind::Recreated {
         let cause = outcome.cause.map(|cause| format!(" ({})", crate::metrics::name_of(&cause))).unwrap_or_default();
-        complain(&format!("the files of this workspace were lost{cause}: it is empty"));
+        complain(&format!("files of this workspace were lost{cause}: look at what is there"));
     }
 }

@@ -123,7 +123,7 @@ fn impostor(answer: &'static [u8]) -> String {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             let _ = stream.read(&mut [0; 4096]);
             let _ = std::io::Write::write_all(&mut stream, answer);
         }

@@ -129,6 +129,18 @@ fn a_reader_that_goes_away_ends_the_command() {
 }
 
 #[test]
+fn a_reader_that_takes_nothing_does_not_keep_it_from_ending() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = wsm(dir.path(), &run(&[], &["yes"])).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 4]).unwrap();
+    // Nothing more is read, and the pipe stays open.
+    signal(&child, rustix::process::Signal::TERM);
+    assert_eq!(wait(&mut child).code(), Some(143));
+    drop(stdout);
+}
+
+#[test]
 fn places_that_can_not_be_used_are_refused_and_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{Contained, containers, docker, engine, gated, program};
 use tokio::time::timeout;
 use wsm_core::{
-    Backend, Cause, ErrorKind, ExitStatus, Health, Loss, OpenRequest, OutcomeKind, WorkspaceExt, WorkspaceId,
+    Backend, Cause, Command, ErrorKind, ExitStatus, Health, Loss, OpenRequest, OutcomeKind, WorkspaceExt, WorkspaceId,
 };
 use wsm_docker::{DockerConfig, ExtraMount};
 
@@ -56,6 +56,17 @@ async fn a_paused_container_goes_on_and_one_of_somebody_else_is_refused() {
         timeout(Duration::from_secs(30), paused.health()).await.expect("it is not asked, since it can not answer");
     let error = health.unwrap_err();
     assert_eq!((error.kind(), error.code()), (ErrorKind::Unavailable, "container_paused"), "{error}");
+    // Nor does anybody else wait for ever.
+    let limited = Command::shell("true").with_timeout(Duration::from_secs(1));
+    let calls = async { tokio::join!(paused.stat("f"), paused.exec(limited), paused.exec(Command::shell("true"))) };
+    let (stat, limited, ran) = timeout(Duration::from_secs(120), calls).await.unwrap();
+    for (error, kind) in [
+        (stat.unwrap_err(), ErrorKind::Unavailable),
+        (limited.unwrap_err(), ErrorKind::Timeout),
+        (ran.unwrap_err(), ErrorKind::Unavailable),
+    ] {
+        assert_eq!(error.kind(), kind, "{error}");
+    }
     // As a service does that has just been started.
     let again =
         gated(DockerConfig::new(contained.base.path()).with_host(engine().unwrap()), program().unwrap()).unwrap();

@@ -223,14 +223,9 @@ impl Control {
         if status.is_success() {
             return Ok(Reply { status, headers, body });
         }
-        let mut answer = Answer::read(status.as_u16(), &body).with_headers(&headers);
+        let answer = Answer::read(status.as_u16(), &body).with_headers(&headers);
         // Nobody knows what a server repeats.
-        answer.message = self.hide(&answer.message);
-        Err(Failure::Answer(answer))
-    }
-
-    fn hide(&self, text: &str) -> String {
-        text.replace(self.0.key.expose_secret(), "***")
+        Err(Failure::Answer(answer).without(&self.0.key))
     }
 
     /// Asks until there is an answer that more asking would not change, or the time is over.

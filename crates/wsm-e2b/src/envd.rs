@@ -52,6 +52,7 @@ struct Inner {
     user: Option<String>,
     place: Place,
     sandbox: String,
+    token: Option<SecretString>,
     traffic_token: Option<SecretString>,
 }
 
@@ -79,8 +80,8 @@ impl Daemon {
             headers.insert("x-access-token", secret(token.expose_secret())?);
         }
         let base = url(&place, id, PORT);
-        let (sandbox, traffic_token) = (id.clone(), traffic_token.clone());
-        Ok(Self(Arc::new(Inner { http, base, headers, user, place, sandbox, traffic_token })))
+        let (sandbox, token, traffic_token) = (id.clone(), token.clone(), traffic_token.clone());
+        Ok(Self(Arc::new(Inner { http, base, headers, user, place, sandbox, token, traffic_token })))
     }
 
     /// How another port is reached: the URL, and what every request must carry.
@@ -131,7 +132,7 @@ impl Daemon {
         if let Some(limit) = limit {
             request = request.timeout(limit);
         }
-        let response = success(request.send().await.map_err(Failure::of)?).await?;
+        let response = self.send(request).await?;
         let body = whole(response).await?;
         serde_json::from_slice(&body).map_err(|_| Failure::Garbled(format!("{procedure} answered no JSON")))
     }
@@ -139,7 +140,7 @@ impl Daemon {
     /// Whether the daemon answers.
     pub(crate) async fn health(&self, limit: Duration) -> Result<(), Failure> {
         let request = self.request(reqwest::Method::GET, "/health", As::Default).timeout(limit);
-        success(request.send().await.map_err(Failure::of)?).await.map(drop)
+        self.send(request).await.map(drop)
     }
 
     /// Starts a command and waits until that is told. `limit` is the daemon's own, after which it kills the command.
@@ -165,7 +166,7 @@ impl Daemon {
             request = request.header("connect-timeout-ms", limit.as_millis().max(1).to_string());
         }
         let opening = async {
-            let response = success(request.send().await.map_err(Failure::of)?).await?;
+            let response = self.send(request).await?;
             let mut events = Events { response, decoder: Decoder::default() };
             loop {
                 match events.next().await? {
@@ -233,11 +234,24 @@ impl Daemon {
         }
         let asked = async {
             let response = request.send().await.map_err(Failure::of)?;
-            if response.status().as_u16() == 416 { Ok(response) } else { success(response).await }
+            if response.status().as_u16() == 416 { Ok(response) } else { self.success(response).await }
         };
         tokio::time::timeout(SHORT, asked)
             .await
             .unwrap_or_else(|_| Err(Failure::NoAnswer(format!("none within {SHORT:?}"))))
+    }
+
+    /// The answer to a request, if it is a success.
+    async fn send(&self, request: reqwest::RequestBuilder) -> Result<Response, Failure> {
+        self.success(request.send().await.map_err(Failure::of)?).await
+    }
+
+    /// An answer, if it is a success. Nobody knows what a server repeats.
+    async fn success(&self, response: Response) -> Result<Response, Failure> {
+        let Inner { token, traffic_token, .. } = &*self.0;
+        success(response)
+            .await
+            .map_err(|failure| [token, traffic_token].into_iter().flatten().fold(failure, Failure::without))
     }
 
     /// Writes a file from its beginning to its end. An error of the body leaves a part of it there.
@@ -246,7 +260,7 @@ impl Daemon {
             .request(reqwest::Method::POST, &self.files(path), As::Default)
             .header("content-type", "application/octet-stream")
             .body(body);
-        let response = success(request.send().await.map_err(Failure::of)?).await?;
+        let response = self.send(request).await?;
         whole(response).await.map(drop)
     }
 }

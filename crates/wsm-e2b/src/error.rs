@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use wsm_core::{Error, ErrorKind, Retry};
 
@@ -113,6 +114,15 @@ impl Failure {
             Self::Answer(answer) => Some(answer.status),
             Self::Unreachable(_) | Self::NoAnswer(_) | Self::Garbled(_) => None,
         }
+    }
+
+    /// Without a secret that a server may have repeated.
+    pub(crate) fn without(mut self, secret: &SecretString) -> Self {
+        let secret = secret.expose_secret();
+        if let (Self::Answer(answer), false) = (&mut self, secret.is_empty()) {
+            answer.message = answer.message.replace(secret, "***");
+        }
+        self
     }
 
     pub(crate) fn shown(&self) -> String {
@@ -265,6 +275,13 @@ mod tests {
         let answer = Answer::read(502, page.as_bytes());
         assert_eq!(answer.message.len(), MOST_TEXT);
         assert!(answer.shown().len() < 60, "{}", answer.shown());
+    }
+
+    #[test]
+    fn what_a_server_repeats_of_a_secret_is_hidden() {
+        let failure = Failure::Answer(Answer::read(401, br#"{"code":401,"message":"bad token s3cret: s3cret"}"#));
+        let hidden = failure.without(&SecretString::from("s3cret")).without(&SecretString::from(""));
+        assert!(hidden.shown().ends_with("bad token ***: ***"), "{}", hidden.shown());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::mpsc,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::{
     sync::{CancellationToken, PollSemaphore},
@@ -49,6 +49,9 @@ pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
+/// How long the gateway may say nothing while something is waited for, before it is asked whether it lives; and how long it may
+/// take to answer then.
+const SILENCE: Duration = Duration::from_secs(20);
 /// How long the gateway may take to start a command.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// How much later than its time limit a command may end: it has a grace, and the machine may be busy.
@@ -59,10 +62,15 @@ fn last_moment(begun: Instant, command: &Command) -> Option<Instant> {
     begun.checked_add(command.timeout?)?.checked_add(LATENESS)
 }
 
+fn not_started(limit: Duration) -> Error {
+    Error::new(ErrorKind::Timeout, format!("the gateway did not start the command within {limit:?}"))
+}
+
 /// A client of the gateway of one workspace. Clones share the connection.
 ///
 /// When the connection breaks, the next call makes a new one; a command that ran meanwhile ends as *unknown*, never as a
-/// success, and nothing is sent twice.
+/// success, and nothing is sent twice. A gateway that does not answer for 40 seconds, because it or its whole sandbox was
+/// stopped, counts as a broken connection: so no call waits for ever.
 #[derive(Clone)]
 pub struct GatewayClient(Arc<Inner>);
 
@@ -176,12 +184,11 @@ impl GatewayClient {
         }
         let mut stream = session.open(&Request::Spawn(command.into()))?;
         let begun = Instant::now();
-        let Ok(reply) = timeout(START_LIMIT, stream.reply()).await else {
-            let message = format!("the gateway did not start the command within {START_LIMIT:?}");
-            return Err(Error::new(ErrorKind::Timeout, message));
-        };
-        expect_done(reply?)?;
-        Ok(Self::process(stream, last_moment(begun, command)))
+        let last_moment = last_moment(begun, command);
+        let limit = last_moment.map_or(START_LIMIT, |moment| START_LIMIT.min(moment - begun));
+        // Dropping the stream tells the gateway, should it ever listen again.
+        expect_done(timeout(limit, stream.reply()).await.map_err(|_| not_started(limit))??)?;
+        Ok(Self::process(stream, last_moment))
     }
 
     /// Runs a command to its end, as [`Workspace::exec`](wsm_core::Workspace::exec) does.
@@ -200,9 +207,15 @@ impl GatewayClient {
         }
         // The other side takes everything before it begins.
         let request = Request::Spawn((&command).into());
-        let (reply, stream) = self.send(&request, byte_stream(stdin)).await?;
+        let last_moment = last_moment(Instant::now(), &command);
+        let begin = self.send(&request, byte_stream(stdin));
+        let begun = match last_moment {
+            Some(moment) => timeout_at(moment, begin).await,
+            None => Ok(begin.await),
+        };
+        let (reply, stream) = begun.map_err(|_| not_started(command.timeout.unwrap_or_default() + LATENESS))??;
         expect_done(reply)?;
-        Ok(Self::process(stream, last_moment(Instant::now(), &command)).collect(Bytes::new(), limit).await)
+        Ok(Self::process(stream, last_moment).collect(Bytes::new(), limit).await)
     }
 
     /// What is seen of a command, and until when at most: the gateway keeps to the command's time limit, but may itself be
@@ -435,6 +448,10 @@ struct Session {
     streams: Mutex<HashMap<u32, ClientStream>>,
     next: AtomicU32,
     hello: Hello,
+    /// Whether anything came since it was last looked.
+    heard: AtomicBool,
+    /// Whether it is over because the gateway did not answer any more.
+    silent: AtomicBool,
     /// Whether the connection is over.
     broken: CancellationToken,
     /// Whether it is over because the client was closed.
@@ -481,11 +498,18 @@ impl Session {
         };
         hello.check()?;
         let (streams, next) = (Mutex::default(), AtomicU32::new(1));
-        let session =
-            Arc::new(Self { frames, streams, next, hello, broken: broken.clone(), closed: inner.closed.clone() });
+        let (heard, silent) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (ending, closed) = (broken.clone(), inner.closed.clone());
+        let session = Arc::new(Self { frames, streams, next, hello, heard, silent, broken, closed });
         let read = Arc::clone(&session);
         inner.tasks.spawn(async move {
-            if let Some(Err(error)) = broken.run_until_cancelled(read.read(reader)).await {
+            let talk = async {
+                tokio::select! {
+                    read = read.read(reader) => read,
+                    () = read.watch() => Err(read.over()),
+                }
+            };
+            if let Some(Err(error)) = ending.run_until_cancelled(talk).await {
                 tracing::warn!(error = %error.report(), "the connection to a gateway broke");
             }
             read.end();
@@ -500,7 +524,25 @@ impl Session {
         Ok(())
     }
 
+    /// Ends once the gateway does not answer any more, although somebody waits for it.
+    async fn watch(self: &Arc<Self>) {
+        loop {
+            sleep(SILENCE).await;
+            if self.heard.swap(false, Ordering::Relaxed) || self.streams.lock().is_empty() {
+                continue;
+            }
+            let asked = async { Arc::clone(self).open(&Request::Ping)?.reply().await };
+            let answered = timeout(SILENCE, asked).await;
+            // Whatever comes shows that it lives; an answer may have to wait behind much else.
+            if answered.is_err() && !self.heard.load(Ordering::Relaxed) {
+                self.silent.store(true, Ordering::Relaxed);
+                return;
+            }
+        }
+    }
+
     fn take(&self, frame: Frame) -> Result<()> {
+        self.heard.store(true, Ordering::Relaxed);
         let mut streams = self.streams.lock();
         // A stream that was cancelled here may still be spoken to.
         let Some(stream) = streams.get_mut(&frame.stream) else { return Ok(()) };
@@ -534,6 +576,10 @@ impl Session {
     fn over(&self) -> Error {
         if self.closed.is_cancelled() {
             return gone();
+        }
+        if self.silent.load(Ordering::Relaxed) {
+            let message = "the gateway does not answer any more: was it or its sandbox stopped?";
+            return Error::new(ErrorKind::Unavailable, message).with_code("gateway_silent");
         }
         Error::new(ErrorKind::Unavailable, "the connection to the gateway broke")
     }

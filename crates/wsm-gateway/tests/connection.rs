@@ -19,8 +19,8 @@ use tokio::{
     time::timeout,
 };
 use wsm_core::{
-    Backend, BackendConfig, Command, ErrorKind, ExitStatus, Layer, ManagedWorkspace, OpenRequest, ProcessEvent,
-    ReadOptions, Result, Workspace, WorkspaceId,
+    Backend, BackendConfig, Capabilities, Command, ErrorKind, ExitStatus, Layer, ManagedWorkspace, OpenRequest,
+    ProcessEvent, ReadOptions, Result, Workspace, WorkspaceId, WriteOptions,
     memory::{MemoryConfig, MemoryEngine},
 };
 use wsm_gateway::{GatewayClient, GatewayLayer, Io, Served, serve};
@@ -250,6 +250,64 @@ async fn a_client_that_does_not_keep_to_the_protocol_is_hung_up_on() {
         });
         assert_eq!(served.unwrap().unwrap_err().kind(), ErrorKind::Backend);
     }
+}
+
+/// A client of a gateway that says hello and nothing more, and how often it has connected.
+async fn silent_gateway() -> (GatewayClient, Arc<AtomicUsize>) {
+    let capabilities = Capabilities::NONE.with_spawn(true);
+    let hello = serde_json::json!({ "protocol": 1, "contract": 1, "version": "1", "capabilities": capabilities });
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    let connect = move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let (near, mut far) = tokio::io::duplex(1 << 10);
+        let hello = frame(0, 0, hello.to_string().as_bytes());
+        async move {
+            far.write_all(&hello).await.unwrap();
+            // The other end stays as it is, and nobody reads from it.
+            std::mem::forget(far);
+            Ok(Box::new(near) as Box<dyn Io>)
+        }
+        .boxed()
+    };
+    (GatewayClient::new(connect).await.unwrap(), connections)
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_call_waits_for_ever_for_a_gateway_that_was_stopped() {
+    let (client, connections) = silent_gateway().await;
+    let begun = tokio::time::Instant::now();
+    let large = futures::stream::iter([Ok(vec![b'x'; 4 << 20].into())]).boxed();
+    let options = WriteOptions::default();
+    let (stat, read, written, pinged, ran) = tokio::join!(
+        client.stat("f"),
+        client.read("f", ReadOptions::default()),
+        client.write("f", large, &options),
+        client.ping(),
+        client.exec(Command::new("true")),
+    );
+    for error in [stat.unwrap_err(), read.unwrap_err(), written.unwrap_err(), pinged.unwrap_err(), ran.unwrap_err()] {
+        assert_eq!((error.kind(), error.code()), (ErrorKind::Unavailable, "gateway_silent"), "{error}");
+    }
+    assert!(begun.elapsed() <= Duration::from_secs(61), "{:?}", begun.elapsed());
+    // A command's own limit counts before it has begun, too.
+    let begun = tokio::time::Instant::now();
+    let error = client.exec(Command::new("true").with_timeout(Duration::from_secs(1))).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert!(begun.elapsed() <= Duration::from_secs(17), "{:?}", begun.elapsed());
+    assert_eq!(connections.load(Ordering::SeqCst), 2, "whoever asks next connects anew");
+    client.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gateway_that_has_nothing_to_say_is_left_alone() {
+    let setup = setup().await;
+    // Neither without calls,
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    // nor with a command that is quiet for long.
+    let slept = setup.workspace.exec(Command::from_argv(["sleep", "3600"])).await.unwrap();
+    assert_eq!(slept.status, ExitStatus::Exited { code: 0 });
+    assert_eq!(setup.connections.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! `wsm run`: one command in a workspace, without a service.
 
-use std::{ffi::OsString, process::ExitCode, sync::Arc, time::Duration};
+use std::{ffi::OsString, pin::pin, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Args;
@@ -8,6 +8,7 @@ use futures::StreamExt;
 use tokio::{
     io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
     task::JoinSet,
+    time::Instant,
 };
 use wsm_core::{
     AgentId, Command, Error, ExitStatus, OutcomeKind, Process, ProcessControl, ProcessEvent, Scope, SessionId, Signal,
@@ -36,6 +37,8 @@ use crate::{
 const CHUNK: usize = 64 << 10;
 /// How long output may wait for who reads it once a signal has come.
 const STUCK: Duration = Duration::from_secs(2);
+/// How long after a signal that is so. A command that still writes then has taken the signal for something else than its end.
+const ENDING: Duration = Duration::from_secs(10);
 
 /// What the help says after the flags.
 pub(super) const HELP: &str = "\
@@ -177,17 +180,18 @@ async fn stream(workspace: &WorkspaceHandle, command: Command, signals: &mut Sig
     });
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     let mut status = ExitStatus::Unknown { reason: "the output ended without a status".to_owned() };
+    let mut relay = Relay { control, signals, last: None };
     loop {
         let event = tokio::select! {
             event = output.next() => event,
-            signal = signals.next() => {
-                send(&*control, signal).await;
+            signal = relay.signals.next() => {
+                relay.pass_on(signal).await;
                 continue;
             }
         };
         let given_up = match event {
-            Some(ProcessEvent::Stdout(bytes)) => pass_on(&mut stdout, &bytes, &*control, signals).await?,
-            Some(ProcessEvent::Stderr(bytes)) => pass_on(&mut stderr, &bytes, &*control, signals).await?,
+            Some(ProcessEvent::Stdout(bytes)) => relay.write(&mut stdout, &bytes).await?,
+            Some(ProcessEvent::Stderr(bytes)) => relay.write(&mut stderr, &bytes).await?,
             Some(ProcessEvent::End(end)) => {
                 status = end;
                 None
@@ -203,32 +207,36 @@ async fn stream(workspace: &WorkspaceHandle, command: Command, signals: &mut Sig
     Ok(exit_codes::of_status(&status))
 }
 
-async fn send(control: &dyn ProcessControl, signal: Signal) {
-    if let Err(error) = control.signal(signal).await {
-        tracing::warn!(error = %error.report(), "the signal did not reach the command");
-    }
+/// What stands between a command and who runs it.
+struct Relay<'a> {
+    control: Arc<dyn ProcessControl>,
+    signals: &'a mut Signals,
+    /// The last signal that was passed on, and when.
+    last: Option<(Signal, Instant)>,
 }
 
-/// Writes output. Gives the signal that came while nobody took it, where nobody does so soon after either: without wsm in
-/// between, the command would be gone.
-async fn pass_on(
-    to: &mut (impl AsyncWrite + Unpin),
-    bytes: &[u8],
-    control: &dyn ProcessControl,
-    signals: &mut Signals,
-) -> std::io::Result<Option<Signal>> {
-    let writing = async {
-        to.write_all(bytes).await?;
-        to.flush().await
-    };
-    tokio::pin!(writing);
-    tokio::select! {
-        written = &mut writing => written.map(|()| None),
-        signal = signals.next() => {
-            send(control, signal).await;
-            match tokio::time::timeout(STUCK, writing).await {
-                Ok(written) => written.map(|()| None),
-                Err(_) => Ok(Some(signal)),
+impl Relay<'_> {
+    /// Tells the command. Not to be dropped: the signal would be lost.
+    async fn pass_on(&mut self, signal: Signal) {
+        self.last = Some((signal, Instant::now()));
+        if let Err(error) = self.control.signal(signal).await {
+            tracing::warn!(error = %error.report(), "the signal did not reach the command");
+        }
+    }
+
+    /// Writes output. Gives the signal that came a moment before, or meanwhile, where nobody takes the output: without wsm in
+    /// between, the command would be gone.
+    async fn write(&mut self, to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::Result<Option<Signal>> {
+        let mut writing = pin!(async {
+            to.write_all(bytes).await?;
+            to.flush().await
+        });
+        loop {
+            let ending = self.last.filter(|(_, at)| at.elapsed() < ENDING).map(|(signal, _)| signal);
+            tokio::select! {
+                written = &mut writing => return written.map(|()| None),
+                signal = self.signals.next() => self.pass_on(signal).await,
+                () = tokio::time::sleep(STUCK), if ending.is_some() => return Ok(ending),
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     process::Stdio,
+    time::Duration,
 };
 
 use super::{ExitCase, exit_cases, output, signal, stderr, wait, wsm};
@@ -128,16 +129,20 @@ fn a_reader_that_goes_away_ends_the_command() {
     assert_eq!(wait(&mut child).code(), Some(141));
 }
 
-#[test]
-fn a_reader_that_takes_nothing_does_not_keep_it_from_ending() {
+#[tokio::test]
+async fn a_reader_that_takes_nothing_does_not_keep_it_from_ending() {
     let dir = tempfile::tempdir().unwrap();
-    let mut child = wsm(dir.path(), &run(&[], &["yes"])).stdout(Stdio::piped()).spawn().unwrap();
-    let mut stdout = child.stdout.take().unwrap();
-    stdout.read_exact(&mut [0; 4]).unwrap();
-    // Nothing more is read, and the pipe stays open.
-    signal(&child, rustix::process::Signal::TERM);
-    assert_eq!(wait(&mut child).code(), Some(143));
-    drop(stdout);
+    // With the pipe full by the time of the signal, and before: then it is filled by what is still on its way.
+    for pause in [1000, 0] {
+        let mut child = wsm(dir.path(), &run(&[], &["yes"])).stdout(Stdio::piped()).spawn().unwrap();
+        let mut stdout = child.stdout.take().unwrap();
+        stdout.read_exact(&mut [0; 4]).unwrap();
+        // Nothing more is read, and the pipe stays open.
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        signal(&child, rustix::process::Signal::TERM);
+        assert_eq!(wait(&mut child).code(), Some(143));
+        drop(stdout);
+    }
 }
 
 #[test]

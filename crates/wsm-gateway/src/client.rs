@@ -80,6 +80,8 @@ struct Inner {
     session: tokio::sync::Mutex<Option<Arc<Session>>>,
     tasks: TaskTracker,
     closed: CancellationToken,
+    /// Whether the other side may stop without an end of the connection. One in this process does not.
+    may_stop: bool,
 }
 
 impl GatewayClient {
@@ -91,15 +93,17 @@ impl GatewayClient {
     pub async fn new(
         connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
     ) -> Result<Self> {
-        Self::with_tasks(connect, TaskTracker::new()).await
+        let client = Self::unconnected(connect, TaskTracker::new(), true);
+        client.session().await?;
+        Ok(client)
     }
 
-    /// As [`new`](Self::new), where the tasks of the other side end with this one's.
-    pub(crate) async fn with_tasks(
+    /// As [`new`](Self::new) for another side in this process, whose tasks end with this one's.
+    pub(crate) async fn within(
         connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
         tasks: TaskTracker,
     ) -> Result<Self> {
-        let client = Self::unconnected(connect, tasks);
+        let client = Self::unconnected(connect, tasks, false);
         client.session().await?;
         Ok(client)
     }
@@ -108,15 +112,16 @@ impl GatewayClient {
     pub(crate) fn connected_later(
         connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
     ) -> Self {
-        Self::unconnected(connect, TaskTracker::new())
+        Self::unconnected(connect, TaskTracker::new(), true)
     }
 
     fn unconnected(
         connect: impl Fn() -> BoxFuture<'static, Result<Box<dyn Io>>> + Send + Sync + 'static,
         tasks: TaskTracker,
+        may_stop: bool,
     ) -> Self {
-        let session = tokio::sync::Mutex::new(None);
-        Self(Arc::new(Inner { connect: Box::new(connect), session, tasks, closed: CancellationToken::new() }))
+        let (session, closed) = (tokio::sync::Mutex::new(None), CancellationToken::new());
+        Self(Arc::new(Inner { connect: Box::new(connect), session, tasks, closed, may_stop }))
     }
 
     /// Ends the connection. Later calls are `gone`.
@@ -499,14 +504,14 @@ impl Session {
         hello.check()?;
         let (streams, next) = (Mutex::default(), AtomicU32::new(1));
         let (heard, silent) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (ending, closed) = (broken.clone(), inner.closed.clone());
+        let (ending, closed, may_stop) = (broken.clone(), inner.closed.clone(), inner.may_stop);
         let session = Arc::new(Self { frames, streams, next, hello, heard, silent, broken, closed });
         let read = Arc::clone(&session);
         inner.tasks.spawn(async move {
             let talk = async {
                 tokio::select! {
                     read = read.read(reader) => read,
-                    () = read.watch() => Err(read.over()),
+                    () = read.watch(), if may_stop => Err(read.over()),
                 }
             };
             if let Some(Err(error)) = ending.run_until_cancelled(talk).await {

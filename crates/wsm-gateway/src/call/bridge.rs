@@ -75,7 +75,7 @@ impl GatewayClient {
             servers.spawn(serve(Served::through_calls(calls.clone()), far));
             async move { Ok(Box::new(near) as Box<dyn Io>) }.boxed()
         };
-        let client = Self::with_tasks(connect, tasks).await?;
+        let client = Self::within(connect, tasks).await?;
         client.ping().await?;
         Ok(client)
     }

@@ -51,6 +51,19 @@ impl Raw {
         request.header("e2b-sandbox-id", &self.sandbox).header("e2b-sandbox-port", "49983")
     }
 
+    async fn call(&self, procedure: &str, message: Value) {
+        let request = self.request(reqwest::Method::POST, &format!("/filesystem.Filesystem/{procedure}"));
+        let answer = request.header("connect-protocol-version", "1").json(&message).send().await.unwrap();
+        assert!(answer.status().is_success(), "{procedure}: {}", answer.status());
+        answer.bytes().await.unwrap();
+    }
+
+    async fn upload(&self, path: &str, body: reqwest::Body) {
+        let upload = self.request(reqwest::Method::POST, &format!("/files?path={path}"));
+        let answer = upload.header("content-type", "application/octet-stream").body(body).send().await.unwrap();
+        assert!(answer.status().is_success());
+    }
+
     async fn start(&self, program: &str, args: &[&str]) -> usize {
         let message =
             json!({ "process": { "cmd": program, "args": args, "cwd": "/home/user/workspace" }, "stdin": false });
@@ -98,6 +111,7 @@ async fn execs(workspace: &Arc<dyn ManagedWorkspace>, raw: &Raw) {
 async fn transfers(workspace: &Arc<dyn ManagedWorkspace>, raw: &Raw) {
     let piece = bytes::Bytes::from(vec![7u8; 256 << 10]);
     let pieces = move || futures::stream::iter(vec![piece.clone(); FILE / (256 << 10)]);
+    let body = || reqwest::Body::wrap_stream(pieces().map(Ok::<_, std::io::Error>));
     let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
     for _ in 0..15 {
         let mut note = |what, before: Instant| times.entry(what).or_default().push(before.elapsed());
@@ -105,11 +119,15 @@ async fn transfers(workspace: &Arc<dyn ManagedWorkspace>, raw: &Raw) {
         workspace.write("f", pieces().map(Ok).boxed(), WriteOptions::default()).await.unwrap();
         note("write", before);
         let before = Instant::now();
-        let body = reqwest::Body::wrap_stream(pieces().map(Ok::<_, std::io::Error>));
-        let upload = raw.request(reqwest::Method::POST, "/files?path=/home/user/workspace/g");
-        let answer = upload.header("content-type", "application/octet-stream").body(body).send().await.unwrap();
-        assert!(answer.status().is_success());
+        raw.upload("/home/user/workspace/g", body()).await;
         note("write, bare", before);
+        // All or nothing: beside the file, and then in its place.
+        let before = Instant::now();
+        raw.call("Stat", json!({ "path": "/home/user/workspace/g" })).await;
+        raw.upload("/home/user/workspace/h", body()).await;
+        let place = json!({ "source": "/home/user/workspace/h", "destination": "/home/user/workspace/g" });
+        raw.call("Move", place).await;
+        note("write, same", before);
         let before = Instant::now();
         let mut read = workspace.read("f", ReadOptions::default()).await.unwrap().body;
         let mut length = 0;
@@ -123,11 +141,14 @@ async fn transfers(workspace: &Arc<dyn ManagedWorkspace>, raw: &Raw) {
         while answer.chunk().await.unwrap().is_some() {}
         note("read, bare", before);
     }
-    for what in ["write", "read"] {
-        let ours = median(times[what].clone());
-        let bare = median(times[if what == "write" { "write, bare" } else { "read, bare" }].clone());
+    for (what, bare, how) in [
+        ("write", "write, same", "the same requests"),
+        ("write", "write, bare", "into its place at once"),
+        ("read", "read, bare", "the same request"),
+    ] {
+        let [ours, bare] = [what, bare].map(|what| median(times[what].clone()));
         let more = (ours.as_secs_f64() / bare.as_secs_f64() - 1.0) * 100.0;
-        println!("{what} of 64 MiB:  {:>8.1} ms, bare {:.1} ms: {more:+.1} %", ms(ours), ms(bare));
+        println!("{what} of 64 MiB:  {:>8.1} ms, bare, {how}: {:.1} ms: {more:+.1} %", ms(ours), ms(bare));
     }
     // Output of commands, in base64.
     let before = Instant::now();

@@ -209,12 +209,7 @@ fn as_many_files_may_be_open_as_the_machine_allows() {
     let mut limited = std::process::Command::new("sh");
     limited.args(["-c", "ulimit -Sn 300 && ulimit -Hn 2000 && exec \"$@\"", "sh"]).arg(serve.get_program());
     limited.args(serve.get_args()).current_dir(dir.path());
-    for (name, value) in serve.get_envs() {
-        match value {
-            Some(value) => limited.env(name, value),
-            None => limited.env_remove(name),
-        };
-    }
+    limited.env_clear().envs(serve.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let service = Service::start_command(limited, dir.path());
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", service.child.id())).unwrap();
     let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();

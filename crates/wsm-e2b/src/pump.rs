@@ -174,7 +174,6 @@ async fn begin(sandbox: &Arc<Sandbox>, plan: &Plan, deadline: Option<Instant>) -
             },
             (_, Standing::Runs) => {}
             (_, Standing::Unknown(error)) => {
-                unstarted.armed = true;
                 return Ok(Begun::unknown(format!("it can not be told whether it has begun: {}", error.message())));
             }
         }

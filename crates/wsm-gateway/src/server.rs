@@ -320,32 +320,35 @@ impl Task {
             ExitStatus::Unknown { reason: "the gateway lost sight of the command".to_owned() }
         };
         // Apart from the feeding, since a command that does not read is to hear signals all the same.
+        // No more waits in between than the stream's window allows.
         let (to_feed, mut fed) = mpsc::unbounded_channel();
         let listen = async {
             while let Some(event) = events.recv().await {
-                let ClientEvent::Signal(SignalRequest(signal)) = event else {
-                    let _ = to_feed.send(event);
-                    continue;
-                };
-                // What was said before comes first, if it is read.
-                tokio::task::yield_now().await;
-                if let Err(error) = control.signal(signal).await {
-                    tracing::warn!(%error, "a signal could not be sent");
+                match event {
+                    ClientEvent::Data(bytes) => drop(to_feed.send(Some(bytes))),
+                    ClientEvent::Finish => drop(to_feed.send(None)),
+                    ClientEvent::Signal(SignalRequest(signal)) => {
+                        // What was said before comes first, if it is read.
+                        tokio::task::yield_now().await;
+                        if let Err(error) = control.signal(signal).await {
+                            tracing::warn!(%error, "a signal could not be sent");
+                        }
+                    }
                 }
             }
         };
         let feed = async {
             let mut open = true;
-            while let Some(event) = fed.recv().await {
-                match event {
-                    ClientEvent::Data(bytes) => {
+            while let Some(input) = fed.recv().await {
+                match input {
+                    Some(bytes) => {
                         // What a command does not read is dropped; its end tells what happened.
                         open = open && stdin.write_all(&bytes).await.is_ok() && stdin.flush().await.is_ok();
                         allowance.lock().grant(bytes.len());
                         // At most one frame's worth.
                         frames.send(Frame::credit(stream, bytes.len() as u32));
                     }
-                    ClientEvent::Finish | ClientEvent::Signal(_) => {
+                    None => {
                         open = false;
                         let _ = stdin.shutdown().await;
                     }
